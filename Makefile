@@ -1,0 +1,47 @@
+# Every target makes .venv and installs into it by itself: python3 and make are all that is needed.
+
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help demo dev test lint generate verify clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
+
+# The stamp is written last, so a .venv whose making was cut short is made anew.
+$(READY): pyproject.toml constraints.txt
+	rm -rf .venv
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt hatchling editables
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[dev]'
+	touch $(READY)
+
+demo: $(READY) ## real jobs through Temporal and Postgres, with a worker killed in the middle
+	$(BIN)/python -m examples.research.demo
+
+dev: $(READY) ## Postgres and a Temporal server with its UI, until Ctrl-C
+	$(BIN)/durable-jobs dev
+
+test: $(READY) ## the test suite, against real servers
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(READY) ## ruff, mypy, import contracts
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+generate: $(READY) ## write what is rendered from the transition table
+	$(BIN)/python -m durable_jobs.contract.render --write
+
+verify: $(READY) ## fail where rendered text has drifted, or where the wheel holds more than durable_jobs
+	$(BIN)/python -m durable_jobs.contract.render --check
+	rm -rf build/wheel
+	$(BIN)/python -m build --wheel --no-isolation --outdir build/wheel . > /dev/null
+	$(BIN)/python scripts/check_wheel.py build/wheel/*.whl
+
+clean: ## remove all that the other targets made, the dev servers' data included
+	rm -rf .venv .durable-jobs build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
