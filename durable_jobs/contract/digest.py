@@ -1,0 +1,41 @@
+"""The request digest: what makes two submissions under one idempotency key the same request."""
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+import rfc8785
+
+_SAFE = 2**53 - 1
+
+
+def request_digest(facts: Mapping[str, Any]) -> str:
+    """SHA-256, in hex, over the RFC 8785 form of `facts`.
+
+    Key order, white space and `1` against `1.0` don't matter. Integers beyond ±(2^53−1), which RFC 8785 can't carry,
+    enter as their exact decimal text behind a NUL, which no stored string can hold; a float of that size is the
+    integer that its shortest decimal form names, as Postgres stores it.
+    """
+    return hashlib.sha256(rfc8785.dumps(_carriable(facts))).hexdigest()
+
+
+def _carriable(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _carriable(child) for key, child in value.items()}
+    if isinstance(value, list | tuple):
+        return [_carriable(child) for child in value]
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, float) and abs(value) > _SAFE:
+        return f"\x00{_shortest_integer(value)}"
+    if isinstance(value, int) and abs(value) > _SAFE:
+        return f"\x00{value:d}"
+    return value
+
+
+def _shortest_integer(value: float) -> int:
+    mantissa, _, exponent = repr(value).partition("e")
+    whole, _, fraction = mantissa.partition(".")
+    power = int(exponent or 0) - len(fraction)
+    digits = int(whole + fraction)
+    return digits * 10**power if power >= 0 else digits // 10**-power

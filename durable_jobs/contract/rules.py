@@ -1,0 +1,123 @@
+"""Data rules for what enters the job table (the design, section 15): checks at the door, escapes on our own way out.
+
+Why each rule: `jsonb` refuses U+0000, lone surrogates and NaN, accepts 1e100000 and prints it as 100 kB, and fails
+on deep nesting; all measured on PostgreSQL 18.6.
+"""
+
+import json
+import math
+import re
+from datetime import UTC, datetime
+
+from durable_jobs.contract.errors import FieldProblem, field_path
+
+MAX_JSON_BYTES = 8 * 1024 * 1024
+MAX_DEPTH = 64
+MAX_DIGITS = 400
+MAX_KEY_CHARACTERS = 255
+RESERVED_PAYLOAD_KEYS = frozenset({"execution", "governance"})
+RESERVED_QUEUE_SUFFIX = ".reconciliation"
+IDENTIFIER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}")
+EARLIEST = datetime(2000, 1, 1, tzinfo=UTC)
+LATEST = datetime(2201, 1, 1, tzinfo=UTC)
+
+_LARGEST = 10**MAX_DIGITS
+_UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
+
+
+def identifier_problem(value: str) -> str | None:
+    """What is wrong with an organization, project, queue or job type; None when nothing is."""
+    return None if IDENTIFIER.fullmatch(value) else f"must match {IDENTIFIER.pattern}"
+
+
+def key_problem(value: str) -> str | None:
+    """What is wrong with an idempotency or operation key: 1 to 255 printable characters, not all blank."""
+    if not 1 <= len(value) <= MAX_KEY_CHARACTERS:
+        return f"must have 1 to {MAX_KEY_CHARACTERS} characters, has {len(value)}"
+    if not value.isprintable() or not value.strip():
+        return "must be printable characters, not all blank"
+    return None
+
+
+def time_problem(value: datetime) -> str | None:
+    """What is wrong with a time: it must carry a zone and lie within the years 2000 to 2200."""
+    if value.utcoffset() is None:
+        return "must carry a time zone"
+    return None if EARLIEST <= value < LATEST else "must lie within the years 2000 to 2200"
+
+
+def text_problem(value: str, limit: int) -> str | None:
+    """What is wrong with free text such as a reason: no NUL, no lone surrogate, at most `limit` characters."""
+    if _UNSTORABLE.search(value):
+        return "must hold no U+0000 and no lone surrogate"
+    return None if len(value) <= limit else f"must have at most {limit} characters, has {len(value)}"
+
+
+def json_problem(value: object, root: str) -> FieldProblem | None:
+    """The first thing that keeps `value` from being stored as a JSON object, named by its path below `root`.
+
+    The walk keeps its own stack, so that depth is refused rather than exhausting Python's.
+    """
+    if not isinstance(value, dict):
+        return FieldProblem(root, f"must be a JSON object, not {type(value).__name__}")
+    stack: list[tuple[object, tuple[str | int, ...]]] = [(value, (root,))]
+    while stack:
+        node, path = stack.pop()
+        if (problem := _node_problem(node, len(path))) is not None:
+            return FieldProblem(field_path(path), problem)
+        if isinstance(node, dict):
+            stack.extend((child, (*path, key)) for key, child in node.items())
+        elif isinstance(node, list | tuple):
+            stack.extend((child, (*path, index)) for index, child in enumerate(node))
+    size = len(encode_json(value))
+    return None if size <= MAX_JSON_BYTES else FieldProblem(root, f"must be at most {MAX_JSON_BYTES} bytes, is {size}")
+
+
+def _node_problem(node: object, depth: int) -> str | None:
+    if node is None or isinstance(node, bool):
+        return None
+    if isinstance(node, str):
+        return text_problem(node, MAX_JSON_BYTES)
+    if isinstance(node, int):
+        return None if -_LARGEST < node < _LARGEST else f"must have at most {MAX_DIGITS} digits"
+    if isinstance(node, float):
+        return None if math.isfinite(node) else "must be finite"
+    if not isinstance(node, dict | list | tuple):
+        return f"must be a JSON value, not {type(node).__name__}"
+    if depth > MAX_DEPTH:
+        return f"must be nested at most {MAX_DEPTH} deep"
+    if isinstance(node, dict):
+        for key in node:
+            if not isinstance(key, str):
+                return f"must have text keys, not {type(key).__name__}"
+            if problem := text_problem(key, MAX_JSON_BYTES):
+                return f"key {ascii(key)[:80]} {problem}"
+    return None
+
+
+def encode_json(value: object) -> str:
+    """JSON text of a checked value."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+def storable_text(value: object, limit: int) -> str:
+    """`value` as text that Postgres takes: U+0000 and lone surrogates escaped, cut at `limit` characters. Never raises.
+
+    For our own failure path, where refusing the text would lose the transition it explains.
+    """
+    try:
+        text = str(value)
+    except Exception as error:
+        text = f"<{type(value).__name__} whose text raised {type(error).__name__}>"
+    if len(text) > limit:
+        text = text[: limit - 1] + "…"
+    return _UNSTORABLE.sub(lambda match: f"\\u{ord(match.group()):04x}", text)
+
+
+def evidence_of(value: object, limit: int = 8192) -> str:
+    """A bounded text form of a result that can't be stored, to be kept as evidence. Never raises."""
+    try:
+        text = json.dumps(value, default=repr, ensure_ascii=False)
+    except Exception:
+        text = f"<{type(value).__name__} that has no text form>"
+    return storable_text(text, limit)

@@ -1,0 +1,147 @@
+"""What a product submits: `JobSpec` and `FollowUp`. Checked when made, and again by the service before it writes."""
+
+from collections.abc import Callable
+from datetime import datetime
+from typing import Annotated, Any, Self, TypeVar
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    ValidationError,
+    model_validator,
+)
+
+from durable_jobs.contract import rules
+from durable_jobs.contract.digest import request_digest
+from durable_jobs.contract.errors import FieldProblem, InvalidJob, ReservedPayloadKey
+
+
+T = TypeVar("T")
+
+
+def _checked(problem_of: Callable[[T], str | None]) -> AfterValidator:
+    def check(value: T) -> T:
+        if problem := problem_of(value):
+            raise ValueError(problem)
+        return value
+
+    return AfterValidator(check)
+
+
+def _queue_problem(value: str) -> str | None:
+    if value.endswith(rules.RESERVED_QUEUE_SUFFIX):
+        return f"the suffix {rules.RESERVED_QUEUE_SUFFIX} is reserved"
+    return rules.identifier_problem(value)
+
+
+def _json_ready(payload: object) -> object:
+    return payload.model_dump(mode="json") if isinstance(payload, BaseModel) else payload
+
+
+Identifier = Annotated[str, _checked(rules.identifier_problem)]
+Queue = Annotated[str, _checked(_queue_problem)]
+JobType = Annotated[str, _checked(rules.identifier_problem), AfterValidator(str.lower)]
+Key = Annotated[str, _checked(rules.key_problem)]
+Time = Annotated[datetime, _checked(rules.time_problem)]
+Payload = Annotated[dict[str, Any], BeforeValidator(_json_ready)]
+
+
+class _Submission(BaseModel):
+    """The fields that a job and a follow-up share."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", revalidate_instances="always", strict=True)
+
+    job_type: JobType
+    """Which handler runs it; folded to lower case."""
+    payload: Payload
+    """A JSON object, not empty, or a pydantic model that dumps to one."""
+    priority: int = Field(default=0, ge=-2, le=2)
+    """-2 to 2, higher first."""
+    max_attempts: int = Field(default=3, ge=1, le=10_000)
+    backoff_base_seconds: float = Field(default=30, gt=0, le=3600)
+    """Seconds before the second attempt; doubled for each one after, up to an hour."""
+    lease_seconds: float = Field(default=60, ge=1, le=86_400)
+    """Seconds that a worker may go silent before another may take the job over."""
+    timeout_seconds: float = Field(default=3600, gt=0, le=30 * 86_400)
+    """Seconds that one attempt's handler may run."""
+    scheduled_at: Time | None = None
+    """Not claimed before this time; None is now, on the database clock."""
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _typed_error(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        try:
+            submission = handler(data)
+        except ValidationError as error:
+            raise InvalidJob.from_pydantic(error) from error
+        _refuse_bad_payload(submission.payload)
+        return submission
+
+
+class JobSpec(_Submission):
+    """A job to create.
+
+    Raises `InvalidJob` (naming the fields) or `ReservedPayloadKey` when made from bad input. Defaults are the
+    design's, section 4.
+    """
+
+    organization: Identifier
+    project: Identifier
+    idempotency_key: Key
+    """One job per (organization, project, idempotency key), for as long as the row is kept."""
+    queue: Queue = "default"
+    """Also the Temporal task queue."""
+
+    def digest(self) -> str:
+        """The request digest: see `request_digest`. Priority, times and schedule, which differ between honest
+        retries, are not part of it; identity and governance facts are null until they are submitted."""
+        return request_digest(
+            {
+                "job_type": self.job_type,
+                "queue": self.queue,
+                "payload": self.payload,
+                "tenant": None,
+                "actor": None,
+                "action_intent": None,
+                "capability": None,
+                "policy": None,
+                "budget": None,
+            }
+        )
+
+
+class FollowUp(_Submission):
+    """A job to create in the same transaction that completes its parent, in the parent's organization and project.
+
+    Its idempotency key is `<parent id>:<name>`, so that every path to completed creates it once.
+    """
+
+    name: Annotated[str, _checked(rules.identifier_problem)] = Field(max_length=128)
+    queue: Queue | None = None
+    """None: the parent's queue."""
+
+    def spec(self, *, parent_id: object, organization: str, project: str, queue: str) -> JobSpec:
+        """The job that this follow-up of `parent_id` stands for."""
+        fields = {name: getattr(self, name) for name in _Submission.model_fields}
+        return JobSpec(
+            **fields,
+            organization=organization,
+            project=project,
+            queue=self.queue or queue,
+            idempotency_key=f"{parent_id}:{self.name}",
+        )
+
+
+def _refuse_bad_payload(payload: dict[str, Any]) -> None:
+    if not payload:
+        raise InvalidJob([FieldProblem("payload", "must not be empty")])
+    if reserved := sorted(rules.RESERVED_PAYLOAD_KEYS & payload.keys()):
+        raise ReservedPayloadKey(
+            FieldProblem(f"payload.{key}", "is reserved: only typed inputs write it") for key in reserved
+        )
+    if problem := rules.json_problem(payload, "payload"):
+        raise InvalidJob([problem])
