@@ -1,0 +1,132 @@
+"""Connections and transactions: pools, per-transaction settings, and what a driver's error means."""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import psycopg
+from sqlalchemy import event
+from sqlalchemy.exc import DBAPIError, TimeoutError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+
+from durable_jobs.contract.errors import (
+    DurableJobsError,
+    IllegalTransition,
+    OperationKeyConflict,
+    RetryTransaction,
+    StoreUnavailable,
+)
+from durable_jobs.store.migrate import checked_schema, driver_url
+from durable_jobs.store.tables import SCHEMA
+
+T = TypeVar("T")
+
+BEGIN = """
+BEGIN ISOLATION LEVEL READ COMMITTED;
+SET LOCAL synchronous_commit = on;
+SET LOCAL lock_timeout = '5s';
+SET LOCAL statement_timeout = '30s';
+SET LOCAL idle_in_transaction_session_timeout = '30s'
+"""
+"""One round trip in place of the driver's own BEGIN. Local settings, as PgBouncer in transaction mode keeps no session
+state; synchronous_commit, as with it off a committed boundary was gone after a crash."""
+
+CONNECT_ARGS: dict[str, Any] = {
+    "prepare_threshold": None,  # PgBouncer 1.18 knows no protocol-level prepared statements
+    "connect_timeout": 5,
+    "keepalives_idle": 5,
+    "keepalives_interval": 2,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 15_000,  # milliseconds: a peer that vanished without a FIN is noticed
+    "application_name": "durable_jobs",
+}
+
+_LOST_RACES = {"40001", "40P01"}
+_TRIES = 5
+
+
+class Database:
+    """A pool for the work of jobs and a small one of its own for control verbs, over one Postgres database.
+
+    `run` owns the transaction: it begins, hands the connection to `work`, and commits. A lost race (40001, 40P01) or
+    a connection that broke before COMMIT was sent is run again; one that broke during COMMIT raises
+    `StoreUnavailable`, since nobody can tell whether it took effect.
+    """
+
+    def __init__(self, database_url: str, *, schema: str = SCHEMA, pool_size: int = 10, control_pool_size: int = 2):
+        self.url = driver_url(database_url)
+        self.schema = checked_schema(schema)
+        self._jobs = self._engine(pool_size)
+        self._control = self._engine(control_pool_size)
+
+    def _engine(self, size: int) -> AsyncEngine:
+        engine = create_async_engine(
+            self.url,
+            isolation_level="AUTOCOMMIT",  # so that BEGIN is ours to send
+            pool_size=size,
+            max_overflow=0,
+            pool_timeout=10,
+            connect_args=CONNECT_ARGS,
+            execution_options={"schema_translate_map": {SCHEMA: self.schema}},
+        )
+
+        @event.listens_for(engine.sync_engine, "begin")
+        def begin(connection: Any) -> None:
+            connection.exec_driver_sql(BEGIN, execution_options={"no_parameters": True})
+
+        return engine
+
+    async def run(self, work: Callable[[AsyncConnection], Awaitable[T]], *, control: bool = False) -> T:
+        """Run `work` in one transaction and commit it.
+
+        Raises what `work` raises (after rolling back), with driver errors translated; `StoreUnavailable` when the
+        database is away, out of connections, read-only, or a lock or statement took too long.
+        """
+        engine = self._control if control else self._jobs
+        for attempt in range(1, _TRIES + 1):
+            committing = False
+            try:
+                async with engine.connect() as connection:
+                    transaction = await connection.begin()
+                    try:
+                        answer = await work(connection)
+                        committing = True
+                        await transaction.commit()
+                    except BaseException:
+                        await transaction.rollback()
+                        raise
+                    return answer
+            except DBAPIError as error:
+                again = sqlstate(error) in _LOST_RACES or (error.connection_invalidated and not committing)
+                if not again or attempt == _TRIES:
+                    raise translated(error) from error
+            except (TimeoutError, OSError) as error:
+                raise StoreUnavailable(f"no connection: {error}") from error
+            await asyncio.sleep(random.uniform(0, 0.02 * 2**attempt))
+        raise AssertionError("unreachable")
+
+    async def close(self) -> None:
+        await self._jobs.dispose()
+        await self._control.dispose()
+
+
+def sqlstate(error: DBAPIError) -> str | None:
+    return error.orig.sqlstate if isinstance(error.orig, psycopg.Error) else None
+
+
+def translated(error: DBAPIError) -> DurableJobsError:
+    """The typed error for a driver's, without its statement and parameters, which hold tenants' data."""
+    state = sqlstate(error)
+    cause = error.orig
+    constraint = cause.diag.constraint_name if isinstance(cause, psycopg.Error) else None
+    if state in _LOST_RACES:
+        return RetryTransaction()
+    if constraint == "job_attempts_operation_key":
+        return OperationKeyConflict()
+    if state == "DJ001":
+        return IllegalTransition(str(cause.diag.message_primary) if isinstance(cause, psycopg.Error) else None)
+    unavailable = error.connection_invalidated or state is None or state[:2] in {"08", "53", "55", "57"} or state == "25006"
+    if unavailable and isinstance(cause, psycopg.OperationalError | psycopg.InterfaceError):
+        return StoreUnavailable(f"{type(cause).__name__} {state or ''}: {cause}".strip())
+    return DurableJobsError(f"the database refused a statement: {type(cause).__name__} {state}: {cause}")

@@ -1,0 +1,49 @@
+"""Brings a database to the newest schema. The one module of the store that commits."""
+
+import re
+from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
+
+from alembic import command
+from alembic.config import Config
+from sqlalchemy import create_engine, text
+from sqlalchemy.pool import NullPool
+
+from durable_jobs.contract.errors import InvalidInput
+from durable_jobs.store.tables import SCHEMA
+
+_SCHEMA_NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}")
+
+
+def checked_schema(schema: str) -> str:
+    """`schema`, which goes into SQL by name. Raises `InvalidInput` unless it is a plain lower-case identifier."""
+    if not _SCHEMA_NAME.fullmatch(schema):
+        raise InvalidInput.at("schema", f"must match {_SCHEMA_NAME.pattern}")
+    return schema
+
+
+def driver_url(database_url: str) -> str:
+    """A `postgres://` or `postgresql://` URL as SQLAlchemy's, with psycopg as the driver. Raises `InvalidInput`."""
+    parts = urlsplit(database_url)
+    if parts.scheme not in ("postgres", "postgresql", "postgresql+psycopg"):
+        raise InvalidInput.at("database_url", "must begin with postgresql://")
+    return urlunsplit(("postgresql+psycopg", *parts[1:]))
+
+
+def migrate(database_url: str, *, schema: str = SCHEMA) -> str:
+    """Create `schema` if need be, bring it to the newest revision, and return that revision.
+
+    All in one transaction under an advisory lock: of several at once one does the work and the others then find
+    nothing to do; one that dies half way leaves nothing behind. Connect to Postgres itself, not through PgBouncer.
+    """
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
+    engine = create_engine(driver_url(database_url), poolclass=NullPool)
+    with engine.begin() as connection:
+        connection.execute(text("SELECT pg_advisory_xact_lock(hashtextextended(:name, 0))"), {"name": f"migrate {schema}"})
+        connection.execute(text(f"CREATE SCHEMA IF NOT EXISTS {checked_schema(schema)}"))
+        config.attributes.update(connection=connection, schema=schema)
+        command.upgrade(config, "head")
+        revision = connection.execute(text(f"SELECT version_num FROM {schema}.schema_version")).scalar_one()
+    engine.dispose()
+    return str(revision)

@@ -1,0 +1,317 @@
+"""The fenced statements that every job goes through, each one statement: the row, its event, its attempt row.
+
+Every one follows one shape. `locked` takes the row's lock; only then does `judged` read the clock, since a clock read
+before a lock wait passed a lease that was two seconds dead; `changed` writes if the row allows it; the trail and the
+attempt follow from `changed` alone. The answer is the judged row beside what happened, so that a refusal can be
+explained without a second read. `{s}` stands for the schema, `%(name)s` for a parameter.
+"""
+
+from functools import cache
+
+from durable_jobs.store.tables import jobs
+
+EVENT_COLUMNS = (
+    "(job_id, organization_id, project_id, name, status, generation, intent_number, attempt_count, actor, occurred_at, data)"
+)
+
+_SCOPE = {
+    "organizations": "j.organization_id = ANY(%(organizations)s)",
+    "queues": "j.queue = ANY(%(queues)s)",
+    "queue": "j.queue = %(queue)s",
+    "job_types": "j.job_type = ANY(%(job_types)s)",
+}
+_ORDER = "j.priority DESC, j.scheduled_at, j.created_at, j.id"
+
+INSERT = """
+WITH asked AS (
+    SELECT * FROM unnest(
+        %(id)s::uuid[], %(organization_id)s::text[], %(project_id)s::text[], %(queue)s::text[], %(job_type)s::text[],
+        %(payload)s::text[], %(idempotency_key)s::text[], %(request_digest)s::text[], %(priority)s::int[],
+        %(max_attempts)s::int[], %(backoff_base_seconds)s::float8[], %(lease_seconds)s::float8[],
+        %(timeout_seconds)s::float8[], %(scheduled_at)s::timestamptz[]
+    ) AS a(id, organization_id, project_id, queue, job_type, payload, idempotency_key, request_digest, priority,
+           max_attempts, backoff_base_seconds, lease_seconds, timeout_seconds, scheduled_at)
+), clock AS MATERIALIZED (SELECT clock_timestamp() AS now)
+INSERT INTO {s}.jobs (
+    id, organization_id, project_id, queue, job_type, payload, idempotency_key, request_digest, status, priority,
+    intent_number, attempt_count, max_attempts, backoff_base_seconds, lease_seconds, timeout_seconds,
+    lease_generation, scheduled_at, created_at, updated_at, lookup_tries, follow_ups_due, release_count, launch_check_at)
+SELECT id, organization_id, project_id, queue, job_type, payload::jsonb, idempotency_key, request_digest, 'queued',
+    priority, 0, 0, max_attempts, backoff_base_seconds, lease_seconds, timeout_seconds,
+    0, COALESCE(scheduled_at, now), now, now, 0, false, 0,
+    GREATEST(COALESCE(scheduled_at, now), now) + make_interval(secs => %(launch_check_seconds)s)
+FROM asked, clock
+ORDER BY organization_id, project_id, idempotency_key  -- unsorted bulk inserts deadlock
+ON CONFLICT (organization_id, project_id, idempotency_key) DO NOTHING
+RETURNING *
+"""
+
+EXISTING = """
+SELECT j.* FROM {s}.jobs j
+JOIN unnest(%(organization_id)s::text[], %(project_id)s::text[], %(idempotency_key)s::text[])
+    AS a(organization_id, project_id, idempotency_key) USING (organization_id, project_id, idempotency_key)
+"""
+
+_DECIDE_CLAIM = """
+judged AS MATERIALIZED (
+    SELECT l.*, clock_timestamp() AS now FROM locked l
+), decided AS MATERIALIZED (
+    SELECT j.*, CASE
+        WHEN NOT ({scope}) THEN 'out_of_scope'
+        WHEN j.status IN ('claimed', 'running') AND j.claimed_by = %(worker_id)s AND j.claim_token = %(claim_token)s
+            THEN 'repeated'
+        WHEN j.status = 'queued' AND j.scheduled_at > j.now THEN 'not_due'
+        WHEN j.status = 'queued' THEN 'claim'
+        WHEN j.status NOT IN ('claimed', 'running') THEN 'settled'
+        WHEN j.lease_expires_at > j.now THEN 'held'
+        -- A reclaim fences, the boundary forbids: past it the handler must not run again.
+        WHEN j.dispatched_at IS NOT NULL THEN 'indeterminate'
+        WHEN j.cancel_requested_at IS NOT NULL THEN 'cancelled'
+        WHEN j.attempt_count >= j.max_attempts THEN 'dead_letter'
+        ELSE 'claim'
+    END AS decision
+    FROM judged j
+), landed AS MATERIALIZED (
+    SELECT d.id, CASE d.decision
+        WHEN 'indeterminate' THEN jsonb_build_object('code', 'LEASE_EXPIRED_AFTER_DISPATCH', 'message',
+            'the lease of generation ' || d.lease_generation || ' ran out past the boundary; the call may have landed')
+        WHEN 'cancelled' THEN jsonb_build_object('code', 'CANCELLED', 'message',
+            'cancelled by ' || d.cancel_actor || ': ' || d.cancel_reason)
+        WHEN 'dead_letter' THEN jsonb_build_object('code', 'ATTEMPTS_SPENT', 'message',
+            'the lease of generation ' || d.lease_generation || ' ran out in the last of ' || d.max_attempts || ' attempts')
+        END || '{"type": null, "traceback": null}'::jsonb AS error
+    FROM decided d
+), changed AS (
+    UPDATE {s}.jobs j SET
+        status = CASE d.decision WHEN 'claim' THEN 'claimed' ELSE d.decision END,
+        attempt_count = d.attempt_count + (d.decision = 'claim')::int,
+        lease_generation = d.lease_generation + 1,
+        claimed_by = CASE d.decision WHEN 'claim' THEN %(worker_id)s ELSE d.claimed_by END,
+        lease_id = CASE d.decision WHEN 'claim' THEN %(worker_id)s END,
+        claim_token = CASE d.decision WHEN 'claim' THEN %(claim_token)s END,
+        lease_expires_at = CASE d.decision WHEN 'claim' THEN d.now + make_interval(secs => d.lease_seconds) END,
+        heartbeat_at = CASE d.decision WHEN 'claim' THEN d.now ELSE d.heartbeat_at END,
+        started_at = CASE d.decision WHEN 'claim' THEN COALESCE(d.started_at, d.now) ELSE d.started_at END,
+        finished_at = CASE d.decision WHEN 'claim' THEN NULL ELSE d.now END,
+        error = CASE d.decision WHEN 'claim' THEN d.error ELSE l.error END,
+        dead_lettered_at = CASE d.decision WHEN 'dead_letter' THEN d.now END,
+        dead_letter_reason = CASE d.decision WHEN 'dead_letter' THEN l.error ->> 'message' END,
+        launch_check_at = CASE WHEN d.decision IN ('claim', 'indeterminate')
+            THEN d.now + make_interval(secs => %(launch_check_seconds)s) END,
+        updated_at = d.now
+    FROM decided d JOIN landed l USING (id)
+    WHERE j.id = d.id AND d.decision IN ('claim', 'indeterminate', 'cancelled', 'dead_letter')
+    RETURNING j.*, d.decision, d.now, d.lease_generation AS previous_generation
+), fenced AS (
+    UPDATE {s}.job_attempts a SET ended_at = c.now, outcome = 'lease_expired'
+    FROM changed c WHERE a.job_id = c.id AND a.generation = c.previous_generation AND a.ended_at IS NULL
+), attempt AS (
+    INSERT INTO {s}.job_attempts (job_id, generation, organization_id, project_id, intent_number, worker_id, claimed_at,
+        ended_at, outcome, error)
+    SELECT id, lease_generation, organization_id, project_id, intent_number, %(worker_id)s, now,
+        finished_at, CASE WHEN decision <> 'claim' THEN status END, CASE WHEN decision <> 'claim' THEN error END
+    FROM changed
+), event AS (
+    INSERT INTO {s}.job_events {event_columns}
+    SELECT id, organization_id, project_id,
+        CASE decision WHEN 'claim' THEN 'claimed' WHEN 'dead_letter' THEN 'dead_lettered' ELSE decision END,
+        status, lease_generation, intent_number, attempt_count, %(worker_id)s, now,
+        CASE decision WHEN 'claim' THEN jsonb_build_object('claim_token', claim_token)
+            ELSE jsonb_build_object('error', error, 'cause', 'reclaim') END
+    FROM changed
+)
+SELECT * FROM (
+    SELECT c.decision, {job_columns_c} FROM changed c
+    UNION ALL
+    SELECT d.decision, {job_columns_d} FROM decided d WHERE NOT EXISTS (SELECT FROM changed)
+) answer
+"""
+
+_CLAIM_BY_ID = "WITH locked AS MATERIALIZED (SELECT * FROM {s}.jobs WHERE id = %(job_id)s FOR NO KEY UPDATE),"
+
+# The head of each branch is looked at without a lock, so that no row is locked but the one that is claimed. Scans
+# compare with statement_timestamp(): clock_timestamp() forced a sequential scan.
+_CLAIM_NEXT = """
+WITH expired_head AS (
+    SELECT j.priority, j.scheduled_at, j.created_at, j.id FROM {s}.jobs j WHERE {expired} ORDER BY {order} LIMIT 1
+), queued_head AS (
+    SELECT j.priority, j.scheduled_at, j.created_at, j.id FROM {s}.jobs j WHERE {queued} ORDER BY {order} LIMIT 1
+), expired AS MATERIALIZED (
+    SELECT j.* FROM {s}.jobs j WHERE {expired} AND EXISTS (
+        SELECT FROM expired_head e WHERE NOT EXISTS (
+            SELECT FROM queued_head q
+            WHERE (-q.priority, q.scheduled_at, q.created_at, q.id) < (-e.priority, e.scheduled_at, e.created_at, e.id)))
+    ORDER BY {order} LIMIT 1 FOR NO KEY UPDATE SKIP LOCKED
+), queued AS MATERIALIZED (
+    SELECT j.* FROM {s}.jobs j WHERE {queued} AND NOT EXISTS (SELECT FROM expired)
+    ORDER BY {order} LIMIT 1 FOR NO KEY UPDATE SKIP LOCKED
+), locked AS MATERIALIZED (
+    SELECT * FROM expired UNION ALL SELECT * FROM queued
+),"""
+_QUEUED = "j.status = 'queued' AND j.scheduled_at <= statement_timestamp() AND {scope}"
+_EXPIRED = (
+    "j.status IN ('claimed', 'running') AND j.lease_expires_at <= statement_timestamp()"
+    " AND j.cancel_requested_at IS NULL AND {scope}"
+)
+
+_HOLDER = """g.claimed_by = %(worker_id)s AND g.lease_generation = %(generation)s
+    AND g.status IN ('claimed', 'running')"""
+
+# No attempt's lease outlives claimed_at + timeout + grace: a wedged handler is fenced while its process renews.
+_RENEWED_LEASE = """LEAST(g.now + make_interval(secs => g.lease_seconds),
+            t.claimed_at + make_interval(secs => g.timeout_seconds + %(grace_seconds)s))"""
+
+MARK = """
+WITH locked AS MATERIALIZED (SELECT * FROM {s}.jobs WHERE id = %(job_id)s FOR NO KEY UPDATE),
+judged AS MATERIALIZED (SELECT l.*, clock_timestamp() AS now FROM locked l),
+changed AS (
+    UPDATE {s}.jobs j SET status = 'running', dispatched_at = g.now, dispatched_generation = g.lease_generation,
+        operation_key = %(operation_key)s, heartbeat_at = g.now, updated_at = g.now, lease_expires_at = {renewed_lease}
+    FROM judged g JOIN {s}.job_attempts t ON t.job_id = g.id AND t.generation = g.lease_generation
+    WHERE j.id = g.id AND {holder}
+        AND g.lease_expires_at > g.now AND g.cancel_requested_at IS NULL AND g.dispatched_at IS NULL
+    RETURNING j.*
+), attempt AS (
+    UPDATE {s}.job_attempts a SET dispatched_at = c.dispatched_at, operation_key = c.operation_key
+    FROM changed c WHERE a.job_id = c.id AND a.generation = c.lease_generation
+), event AS (
+    INSERT INTO {s}.job_events {event_columns}
+    SELECT id, organization_id, project_id, 'dispatched', status, lease_generation, intent_number, attempt_count,
+        claimed_by, dispatched_at, jsonb_build_object('operation_key', operation_key)
+    FROM changed
+)
+SELECT {job_columns_g}, g.now, EXISTS (SELECT FROM changed) AS applied FROM judged g
+"""
+
+COMPLETE = """
+WITH locked AS MATERIALIZED (SELECT * FROM {s}.jobs WHERE id = %(job_id)s FOR NO KEY UPDATE),
+judged AS MATERIALIZED (SELECT l.*, clock_timestamp() AS now FROM locked l),
+changed AS (
+    UPDATE {s}.jobs j SET status = 'completed', result = %(result)s::jsonb, error = NULL, finished_at = g.now,
+        lease_id = NULL, claim_token = NULL, lease_expires_at = NULL, launch_check_at = NULL, updated_at = g.now
+    FROM judged g WHERE j.id = g.id AND {holder} AND g.status = 'running'
+    RETURNING j.*
+), attempt AS (
+    UPDATE {s}.job_attempts a SET ended_at = c.finished_at, outcome = 'completed'
+    FROM changed c WHERE a.job_id = c.id AND a.generation = c.lease_generation
+), event AS (
+    INSERT INTO {s}.job_events {event_columns}
+    SELECT id, organization_id, project_id, 'completed', status, lease_generation, intent_number, attempt_count,
+        claimed_by, finished_at, %(data)s::jsonb
+    FROM changed
+)
+SELECT {job_columns_g}, g.now, EXISTS (SELECT FROM changed) AS applied FROM judged g
+"""
+
+RENEW = """
+WITH asked AS (
+    SELECT * FROM unnest(%(job_ids)s::uuid[], %(generations)s::bigint[]) AS a(id, generation)
+), locked AS MATERIALIZED (
+    SELECT j.* FROM {s}.jobs j JOIN asked a ON j.id = a.id AND j.lease_generation = a.generation
+    WHERE j.claimed_by = %(worker_id)s AND j.status IN ('claimed', 'running')
+    FOR NO KEY UPDATE OF j {skip_locked}
+), judged AS MATERIALIZED (
+    SELECT l.*, clock_timestamp() AS now FROM locked l
+), renewed AS (
+    UPDATE {s}.jobs j SET status = 'running', heartbeat_at = g.now, updated_at = g.now, lease_expires_at = {renewed_lease}
+    FROM judged g JOIN {s}.job_attempts t ON t.job_id = g.id AND t.generation = g.lease_generation
+    WHERE j.id = g.id
+    RETURNING j.id, j.cancel_requested_at, j.lease_expires_at
+), event AS (
+    INSERT INTO {s}.job_events {event_columns}
+    SELECT id, organization_id, project_id, 'heartbeat', 'running', lease_generation, intent_number, attempt_count,
+        claimed_by, now, %(data)s::jsonb
+    FROM judged WHERE status = 'claimed' OR %(progress)s
+)
+SELECT a.id, a.generation, CASE
+    WHEN r.cancel_requested_at IS NOT NULL THEN 'cancel_requested'
+    WHEN r.id IS NOT NULL THEN 'held'
+    -- Not renewed, yet still this holder's as the statement began: locked by somebody, to be tried at the next tick.
+    WHEN EXISTS (SELECT FROM {s}.jobs j WHERE j.id = a.id AND j.lease_generation = a.generation
+        AND j.claimed_by = %(worker_id)s AND j.status IN ('claimed', 'running')) THEN 'skipped'
+    ELSE 'lost' END AS answer
+FROM asked a LEFT JOIN renewed r ON r.id = a.id
+"""
+
+LOCK = """
+WITH locked AS MATERIALIZED (SELECT * FROM {s}.jobs WHERE id = %(job_id)s FOR NO KEY UPDATE)
+SELECT l.*, clock_timestamp() AS now FROM locked l
+"""
+
+KEEP_LATE_RESULT = """
+UPDATE {s}.job_attempts SET late_result = %(result)s::jsonb
+WHERE job_id = %(job_id)s AND generation = %(generation)s AND worker_id = %(worker_id)s
+    AND outcome IS DISTINCT FROM 'completed' AND late_result IS NULL
+"""
+
+RECORD_CONTROL = """
+INSERT INTO {s}.control_events (job_id, organization_id, project_id, action, actor, reason, occurred_at, data)
+VALUES (%(job_id)s, %(organization_id)s, %(project_id)s, %(action)s, %(actor)s, %(reason)s, clock_timestamp(),
+    %(data)s::jsonb)
+"""
+
+APPEND_EVENT = """
+WITH locked AS MATERIALIZED (SELECT * FROM {s}.jobs WHERE id = %(job_id)s FOR NO KEY UPDATE)
+INSERT INTO {s}.job_events {event_columns}
+SELECT id, organization_id, project_id, %(name)s, status, lease_generation, intent_number, attempt_count, %(actor)s,
+    clock_timestamp(), %(data)s::jsonb
+FROM locked RETURNING *
+"""
+
+
+def _job_columns(alias: str) -> str:
+    return ", ".join(f"{alias}.{column.name}" for column in jobs.columns)
+
+
+def _filled(template: str, schema: str, **parts: str) -> str:
+    values = {
+        "event_columns": EVENT_COLUMNS,
+        "holder": _HOLDER,
+        "renewed_lease": _RENEWED_LEASE,
+        "order": _ORDER,
+        **{f"job_columns_{alias}": _job_columns(alias) for alias in "cdg"},
+        **parts,
+        "s": schema,
+    }
+    for name, value in values.items():
+        template = template.replace("{" + name + "}", value)
+    return template
+
+
+@cache
+def statement(template: str, schema: str, **parts: str) -> str:
+    """The SQL of one of this module's templates for `schema`."""
+    return _filled(template, schema, **parts)
+
+
+@cache
+def claim_statement(schema: str, by_id: bool, filters: frozenset[str]) -> str:
+    """The claim, by id or of the next eligible job, narrowed by `filters` (names of parameters that are given)."""
+    scope = " AND ".join(_SCOPE[name] for name in sorted(filters)) or "true"
+    chosen = _CLAIM_BY_ID if by_id else _CLAIM_NEXT
+    queued, expired = _QUEUED.replace("{scope}", scope), _EXPIRED.replace("{scope}", scope)
+    return _filled(chosen + _DECIDE_CLAIM, schema, scope=scope, queued=queued, expired=expired)
+
+
+@cache
+def change_statement(schema: str, columns: tuple[str, ...], attempt_columns: tuple[str, ...]) -> str:
+    """One decided change of a locked row: the row, its event, and the row of its generation's attempt."""
+    sets = ", ".join(f"{name} = %({name})s" for name in columns)
+    attempt_sets = ", ".join(f"{name} = %(attempt_{name})s" for name in attempt_columns)
+    attempt = f""", attempt AS (
+        UPDATE {{s}}.job_attempts a SET {attempt_sets} FROM changed c
+        WHERE a.job_id = c.id AND a.generation = %(from_generation)s
+    )""" if attempt_columns else ""
+    template = f"""
+WITH changed AS (
+    UPDATE {{s}}.jobs j SET {sets}, updated_at = %(now)s
+    WHERE j.id = %(job_id)s AND j.status = %(from_status)s AND j.lease_generation = %(from_generation)s
+    RETURNING j.*
+){attempt}, event AS (
+    INSERT INTO {{s}}.job_events {{event_columns}}
+    SELECT id, organization_id, project_id, %(event)s, status, lease_generation, intent_number, attempt_count, %(actor)s,
+        %(now)s, %(data)s
+    FROM changed
+)
+SELECT * FROM changed"""
+    return _filled(template, schema)
