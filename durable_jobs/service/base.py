@@ -1,0 +1,59 @@
+"""What every part of the service shares: the database, the store, and how a decided verb runs."""
+
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from durable_jobs.contract.decisions import Change
+from durable_jobs.contract.errors import FieldProblem, InvalidInput
+from durable_jobs.contract.models import Job
+from durable_jobs.contract.rules import json_problem, text_problem
+from durable_jobs.store.database import Database
+from durable_jobs.store.jobs import JobStore
+
+DEFAULT_GRACE_SECONDS = 30.0
+
+
+class ServicePart:
+    """One part of `DurableJobService`. Each verb is one transaction, committed before it returns."""
+
+    def __init__(self, database: Database, *, grace_seconds: float = DEFAULT_GRACE_SECONDS) -> None:
+        self.database = database
+        self.grace_seconds = grace_seconds
+        """No lease reaches past its attempt's claim + timeout_seconds + this."""
+        self._store = JobStore(database.schema)
+
+    async def _decided(
+        self, job_id: UUID, decide: Callable[[Job, datetime], Change], *, control: bool = False, **audit: Any
+    ) -> Job:
+        """Lock the row, decide on it, write the change; with `audit`, leave a control event beside it."""
+
+        async def work(connection: AsyncConnection) -> Job:
+            job, now = await self._store.lock(connection, job_id)
+            job = await self._store.apply(connection, job, decide(job, now), now)
+            if audit:
+                await self._store.record_control(connection, job=job, **audit)
+            return job
+
+        return await self.database.run(work, control=control)
+
+
+def require_text(**values: str) -> None:
+    """Each value is text of 1 to 2,048 storable characters. Raises `InvalidInput` naming the ones that aren't."""
+    problems = []
+    for field, value in values.items():
+        if not isinstance(value, str) or not value.strip():
+            problems.append(FieldProblem(field, "must be text, not empty"))
+        elif problem := text_problem(value, 2048):
+            problems.append(FieldProblem(field, problem))
+    if problems:
+        raise InvalidInput(problems)
+
+
+def require_json(field: str, value: object) -> None:
+    """`value` is a storable JSON object. Raises `InvalidInput` naming the path of what isn't."""
+    if problem := json_problem(value, field):
+        raise InvalidInput([problem])
