@@ -112,9 +112,7 @@ def requeue(
     return Change(columns=columns, event=EventName.RETRIED, data=data, actor=actor, attempt=attempt)
 
 
-def cancelled(
-    job: Job, *, actor: str, now: datetime, attempt: dict[str, Any] | None, **columns: Any
-) -> Change:
+def cancelled(job: Job, *, actor: str, now: datetime, attempt: dict[str, Any] | None, **columns: Any) -> Change:
     """The cancelled row. Its error says who asked and why; `columns` override, such as a given-back attempt."""
     error = JobError.of("CANCELLED", f"cancelled by {job.cancel_actor}: {job.cancel_reason}")
     kept = {name: value for name, value in columns.items() if name in ("attempt_count", "release_count")}
@@ -235,9 +233,10 @@ def retry(job: Job, *, actor: str, reason: str, accept_duplicate_risk: bool, now
     by_operator = (job.reconciliation or {}).get("by") == "operator"
     if by_operator and not accept_duplicate_risk:
         raise NotRetryable(
-            f"job {job.id} was failed by an operator's word: its send may still land; accept_duplicate_risk=True sends again"
+            f"job {job.id} was failed by an operator's word: its send may still land; "
+            "accept_duplicate_risk=True sends again"
         )
-    cleared: dict[str, Any] = {name: None for name in _MOVED_BY_RETRY} | {"lookup_tries": 0}
+    cleared: dict[str, Any] = dict.fromkeys(_MOVED_BY_RETRY) | {"lookup_tries": 0}
     moved = {name: value for name, value in job.model_dump(mode="json", include=set(_MOVED_BY_RETRY)).items() if value}
     change = requeue(
         job.model_copy(update={"cancel_requested_at": None}),

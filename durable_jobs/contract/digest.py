@@ -38,4 +38,5 @@ def _shortest_integer(value: float) -> int:
     whole, _, fraction = mantissa.partition(".")
     power = int(exponent or 0) - len(fraction)
     digits = int(whole + fraction)
-    return digits * 10**power if power >= 0 else digits // 10**-power
+    shifted: int = digits * 10**power if power >= 0 else digits // 10**-power
+    return shifted

@@ -137,6 +137,13 @@ class StoreUnavailable(DurableJobsError):
     retryable = True
 
 
+class SchemaMissing(DurableJobsError):
+    """The database does not hold the newest schema: run `durable-jobs migrate`."""
+
+    code = "SCHEMA_MISSING"
+    http_status = 503
+
+
 class RetryTransaction(DurableJobsError):
     """The caller's transaction lost a serialization conflict or a deadlock: roll it back and run it again."""
 

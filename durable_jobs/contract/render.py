@@ -25,8 +25,12 @@ _WORDS = {
     Via.RESOLVED: "an operator's resolution only",
     Via.RETRIED: "`retry_job`",
 }
-_EDGES = {Via.WORKER: "", Via.CLAIM: ": claim", Via.RECONCILED: ": evidence or operator", Via.RESOLVED: ": operator"} | {
-    Via.RETRIED: ": retry_job"
+_EDGES = {
+    Via.WORKER: "",
+    Via.CLAIM: ": claim",
+    Via.RECONCILED: ": evidence or operator",
+    Via.RESOLVED: ": operator",
+    Via.RETRIED: ": retry_job",
 }
 
 

@@ -19,7 +19,6 @@ from durable_jobs.contract import rules
 from durable_jobs.contract.digest import request_digest
 from durable_jobs.contract.errors import FieldProblem, InvalidJob, ReservedPayloadKey
 
-
 T = TypeVar("T")
 
 

@@ -95,7 +95,9 @@ async def create_all(
     for spec in specs:
         answer = found.get(_key(spec))
         if answer is None:
-            raise RetryTransaction(f"idempotency key {spec.idempotency_key!r} is taken by a job this transaction can't see")
+            raise RetryTransaction(
+                f"idempotency key {spec.idempotency_key!r} is taken by a job this transaction can't see"
+            )
         if answer.job.request_digest != spec.digest():
             answers.append(IdempotencyKeyConflict(spec.idempotency_key, answer.job.id))
         else:

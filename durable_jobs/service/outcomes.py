@@ -9,9 +9,16 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from durable_jobs.contract import decisions
 from durable_jobs.contract.decisions import require_holder
-from durable_jobs.contract.errors import FieldProblem, IdempotencyKeyConflict, InvalidInput, LeaseLost, NotStorable, Refused
+from durable_jobs.contract.errors import (
+    FieldProblem,
+    IdempotencyKeyConflict,
+    InvalidInput,
+    LeaseLost,
+    NotStorable,
+    Refused,
+)
 from durable_jobs.contract.models import Claim, CreatedJob, Job, JobError
-from durable_jobs.contract.rules import encode_json, json_problem
+from durable_jobs.contract.rules import encode_json, json_problem, storable_text
 from durable_jobs.contract.specs import FollowUp
 from durable_jobs.contract.states import JobStatus
 from durable_jobs.contract.trail import result_in_event
@@ -30,12 +37,17 @@ class Completion(BaseModel):
 
 class Outcomes(ServicePart):
     async def complete_job(
-        self, claim: Claim, result: dict[str, Any], follow_ups: Sequence[FollowUp] = ()
+        self,
+        claim: Claim,
+        result: dict[str, Any],
+        follow_ups: Sequence[FollowUp] = (),
+        *,
+        follow_up_problem: str | None = None,
     ) -> Completion:
         """Complete the job with its result, and create its follow-ups, in one transaction.
 
-        A job that is still `claimed` is promoted first. A follow-up whose key has another request undoes nothing: the
-        conflict is recorded and the job escalated.
+        A job that is still `claimed` is promoted first. A follow-up whose key has another request, or the
+        `follow_up_problem` that kept them from being named, undoes nothing: it is recorded and the job escalated.
 
         Raises `NotStorable`, naming what in the result can't be stored; `LeaseLost`, after keeping the result on the
         attempt's row as evidence; `IllegalTransition`; `JobNotFound`.
@@ -57,9 +69,7 @@ class Outcomes(ServicePart):
                     return refusal
             ended = decisions.ended(job, JobStatus.COMPLETED, now, None, result=result, updated_at=now)
             job = job.model_copy(update=ended)
-            if not follow_ups:
-                return Completion(job=job)
-            return await self._follow_up(connection, job, follow_ups)
+            return await self._follow_up(connection, job, follow_ups, follow_up_problem)
 
         answer = await self.database.run(work)
         if isinstance(answer, Refused):
@@ -67,9 +77,9 @@ class Outcomes(ServicePart):
         return answer
 
     async def _follow_up(
-        self, connection: AsyncConnection, parent: Job, follow_ups: Sequence[FollowUp]
+        self, connection: AsyncConnection, parent: Job, follow_ups: Sequence[FollowUp], problem: str | None
     ) -> Completion:
-        """Create the follow-ups of a job that this transaction completed."""
+        """Create the follow-ups of a job that this transaction completed; escalate the job over what went wrong."""
         specs = [
             follow_up.spec(
                 parent_id=parent.id,
@@ -82,8 +92,10 @@ class Outcomes(ServicePart):
         answers = await create_all(self._store, connection, specs)
         conflicts = [answer.message for answer in answers if isinstance(answer, IdempotencyKeyConflict)]
         if conflicts:
+            problem = f"FOLLOW_UP_CONFLICT: {'; '.join(conflicts)}"
+        if problem:
             job, now = await self._store.lock(connection, parent.id)
-            reason = f"FOLLOW_UP_CONFLICT: {'; '.join(conflicts)}"
+            reason = storable_text(problem, 2048)
             change = decisions.escalate(job, reason=reason, actor=str(parent.claimed_by), now=now)
             parent = await self._store.apply(connection, job, change, now)
         return Completion(job=parent, follow_ups=[answer for answer in answers if isinstance(answer, CreatedJob)])
@@ -125,9 +137,7 @@ class Outcomes(ServicePart):
         Raises `NotReleasable` past the boundary, and as `fail_job`.
         """
         require_text(cause=cause)
-        return await self._decided(
-            claim.job_id, lambda job, now: decisions.release(job, claim, cause=cause, now=now)
-        )
+        return await self._decided(claim.job_id, lambda job, now: decisions.release(job, claim, cause=cause, now=now))
 
     async def acknowledge_cancellation(self, claim: Claim, provider_confirmed: dict[str, Any] | None = None) -> Job:
         """Yield to a requested cancellation: `cancelled` without a marker; past it only with the provider's own
@@ -155,6 +165,8 @@ class Outcomes(ServicePart):
 
 
 def _require_error(error: JobError) -> None:
-    missing = [FieldProblem(f"error.{name}", "must not be empty") for name in ("code", "message") if not getattr(error, name)]
+    missing = [
+        FieldProblem(f"error.{name}", "must not be empty") for name in ("code", "message") if not getattr(error, name)
+    ]
     if missing:
         raise InvalidInput(missing)

@@ -1,6 +1,7 @@
 """Reading jobs, their trails and their attempts; listings are keyset-paginated."""
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
@@ -20,6 +21,10 @@ class Reads(ServicePart):
     async def get_job(self, job_id: UUID, *, organization: str | None = None) -> Job:
         """The job's row. Raises `JobNotFound`, also for another tenant's job when `organization` is given."""
         return await self.database.run(lambda own: self._store.get(own, job_id, organization))
+
+    async def get_job_and_clock(self, job_id: UUID) -> tuple[Job, datetime]:
+        """The job's row and the database's clock, to judge what is due. Raises `JobNotFound`."""
+        return await self.database.run(lambda own: self._store.get_with_clock(own, job_id))
 
     async def find_by_idempotency_key(self, organization: str, project: str, idempotency_key: str) -> Job | None:
         """The one job under this key, or None."""
@@ -86,9 +91,7 @@ class Reads(ServicePart):
             raise UnknownEvent.at("name", f"{name!r} records a change of the job: the verb that makes it leaves it")
         require_text(actor=actor)
         require_json("data", dict(data))
-        return await self.database.run(
-            lambda own: self._store.append_event(own, job_id, EventName(name), actor, data)
-        )
+        return await self.database.run(lambda own: self._store.append_event(own, job_id, EventName(name), actor, data))
 
     async def check_trail(self, job_id: UUID) -> list[str]:
         """Where the row and the fold of its trail disagree, a line each; empty when the job is sound."""

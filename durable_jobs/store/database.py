@@ -15,9 +15,10 @@ from durable_jobs.contract.errors import (
     IllegalTransition,
     OperationKeyConflict,
     RetryTransaction,
+    SchemaMissing,
     StoreUnavailable,
 )
-from durable_jobs.store.migrate import checked_schema, driver_url
+from durable_jobs.store.migrate import checked_schema, driver_url, newest_revision
 from durable_jobs.store.tables import SCHEMA
 
 T = TypeVar("T")
@@ -106,6 +107,22 @@ class Database:
             await asyncio.sleep(random.uniform(0, 0.02 * 2**attempt))
         raise AssertionError("unreachable")
 
+    async def check(self) -> None:
+        """Raises `SchemaMissing` unless the newest schema is in place, or `StoreUnavailable`."""
+
+        async def work(connection: AsyncConnection) -> str | None:
+            present = await connection.exec_driver_sql(f"SELECT to_regclass('{self.schema}.schema_version')")
+            if present.scalar() is None:
+                return None
+            found = await connection.exec_driver_sql(f"SELECT version_num FROM {self.schema}.schema_version")
+            return str(found.scalar())
+
+        found, newest = await self.run(work, control=True), newest_revision()
+        if found != newest:
+            raise SchemaMissing(
+                f"schema {self.schema!r} is at {found or 'nothing'}, not {newest}: run `durable-jobs migrate`"
+            )
+
     async def close(self) -> None:
         await self._jobs.dispose()
         await self._control.dispose()
@@ -126,7 +143,9 @@ def translated(error: DBAPIError) -> DurableJobsError:
         return OperationKeyConflict()
     if state == "DJ001":
         return IllegalTransition(str(cause.diag.message_primary) if isinstance(cause, psycopg.Error) else None)
-    unavailable = error.connection_invalidated or state is None or state[:2] in {"08", "53", "55", "57"} or state == "25006"
+    unavailable = (
+        error.connection_invalidated or state is None or state[:2] in {"08", "53", "55", "57"} or state == "25006"
+    )
     if unavailable and isinstance(cause, psycopg.OperationalError | psycopg.InterfaceError):
         return StoreUnavailable(f"{type(cause).__name__} {state or ''}: {cause}".strip())
     return DurableJobsError(f"the database refused a statement: {type(cause).__name__} {state}: {cause}")

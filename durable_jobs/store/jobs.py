@@ -8,7 +8,7 @@ from uuid import UUID
 
 import uuid_utils.compat
 from psycopg.types.json import Jsonb
-from sqlalchemy import RowMapping, select
+from sqlalchemy import RowMapping, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from durable_jobs.contract.decisions import LAUNCH_CHECK_SECONDS, Change
@@ -145,7 +145,9 @@ class JobStore:
         (row,) = await self._rows(connection, sql, parameters)
         return _job(row)
 
-    async def set_columns(self, connection: AsyncConnection, job: Job, columns: Mapping[str, Any], now: datetime) -> None:
+    async def set_columns(
+        self, connection: AsyncConnection, job: Job, columns: Mapping[str, Any], now: datetime
+    ) -> None:
         """Write bookkeeping of a locked row that leaves no event, such as the cancellation flag."""
         await connection.execute(jobs.update().where(jobs.c.id == job.id).values(**columns, updated_at=now))
 
@@ -177,6 +179,14 @@ class JobStore:
             "data": encode_json(data),
         }
         await self._execute(connection, statements.RECORD_CONTROL, parameters)
+
+    async def get_with_clock(self, connection: AsyncConnection, job_id: UUID) -> tuple[Job, datetime]:
+        """The row, and the database's clock. Raises `JobNotFound`."""
+        query = select(jobs, func.clock_timestamp().label("now")).where(jobs.c.id == job_id)
+        row = (await connection.execute(query)).mappings().first()
+        if row is None:
+            raise JobNotFound(f"no job {job_id}")
+        return _job(row), row["now"]
 
     async def get(self, connection: AsyncConnection, job_id: UUID, organization: str | None = None) -> Job:
         """Raises `JobNotFound`, also for another organization's job when one is given."""
@@ -212,9 +222,7 @@ class JobStore:
             query = query.where(jobs.c.id > after)
         return [_job(row) for row in (await connection.execute(query)).mappings()]
 
-    async def list_events(
-        self, connection: AsyncConnection, job_id: UUID, *, after: int, limit: int
-    ) -> list[JobEvent]:
+    async def list_events(self, connection: AsyncConnection, job_id: UUID, *, after: int, limit: int) -> list[JobEvent]:
         """At most `limit` events of the job in their order, after event `after`."""
         table = job_events
         query = select(table).where(table.c.job_id == job_id, table.c.id > after).order_by(table.c.id).limit(limit)

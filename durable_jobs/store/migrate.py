@@ -6,6 +6,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from alembic import command
 from alembic.config import Config
+from alembic.script import ScriptDirectory
 from sqlalchemy import create_engine, text
 from sqlalchemy.pool import NullPool
 
@@ -36,14 +37,26 @@ def migrate(database_url: str, *, schema: str = SCHEMA) -> str:
     All in one transaction under an advisory lock: of several at once one does the work and the others then find
     nothing to do; one that dies half way leaves nothing behind. Connect to Postgres itself, not through PgBouncer.
     """
-    config = Config()
-    config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
+    config = _config()
     engine = create_engine(driver_url(database_url), poolclass=NullPool)
     with engine.begin() as connection:
-        connection.execute(text("SELECT pg_advisory_xact_lock(hashtextextended(:name, 0))"), {"name": f"migrate {schema}"})
+        connection.execute(
+            text("SELECT pg_advisory_xact_lock(hashtextextended(:name, 0))"), {"name": f"migrate {schema}"}
+        )
         connection.execute(text(f"CREATE SCHEMA IF NOT EXISTS {checked_schema(schema)}"))
         config.attributes.update(connection=connection, schema=schema)
         command.upgrade(config, "head")
         revision = connection.execute(text(f"SELECT version_num FROM {schema}.schema_version")).scalar_one()
     engine.dispose()
     return str(revision)
+
+
+def newest_revision() -> str:
+    """The revision that this version of the library works on."""
+    return str(ScriptDirectory.from_config(_config()).get_current_head())
+
+
+def _config() -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
+    return config

@@ -10,9 +10,8 @@ from functools import cache
 
 from durable_jobs.store.tables import jobs
 
-EVENT_COLUMNS = (
-    "(job_id, organization_id, project_id, name, status, generation, intent_number, attempt_count, actor, occurred_at, data)"
-)
+EVENT_COLUMNS = """(job_id, organization_id, project_id, name, status, generation, intent_number, attempt_count, actor,
+        occurred_at, data)"""
 
 _SCOPE = {
     "organizations": "j.organization_id = ANY(%(organizations)s)",
@@ -35,7 +34,8 @@ WITH asked AS (
 INSERT INTO {s}.jobs (
     id, organization_id, project_id, queue, job_type, payload, idempotency_key, request_digest, status, priority,
     intent_number, attempt_count, max_attempts, backoff_base_seconds, lease_seconds, timeout_seconds,
-    lease_generation, scheduled_at, created_at, updated_at, lookup_tries, follow_ups_due, release_count, launch_check_at)
+    lease_generation, scheduled_at, created_at, updated_at, lookup_tries, follow_ups_due, release_count,
+    launch_check_at)
 SELECT id, organization_id, project_id, queue, job_type, payload::jsonb, idempotency_key, request_digest, 'queued',
     priority, 0, 0, max_attempts, backoff_base_seconds, lease_seconds, timeout_seconds,
     0, COALESCE(scheduled_at, now), now, now, 0, false, 0,
@@ -78,7 +78,8 @@ judged AS MATERIALIZED (
         WHEN 'cancelled' THEN jsonb_build_object('code', 'CANCELLED', 'message',
             'cancelled by ' || d.cancel_actor || ': ' || d.cancel_reason)
         WHEN 'dead_letter' THEN jsonb_build_object('code', 'ATTEMPTS_SPENT', 'message',
-            'the lease of generation ' || d.lease_generation || ' ran out in the last of ' || d.max_attempts || ' attempts')
+            'the lease of generation ' || d.lease_generation || ' ran out in attempt ' || d.attempt_count
+            || ', the last')
         END || '{"type": null, "traceback": null}'::jsonb AS error
     FROM decided d
 ), changed AS (
@@ -140,7 +141,8 @@ WITH expired_head AS (
     SELECT j.* FROM {s}.jobs j WHERE {expired} AND EXISTS (
         SELECT FROM expired_head e WHERE NOT EXISTS (
             SELECT FROM queued_head q
-            WHERE (-q.priority, q.scheduled_at, q.created_at, q.id) < (-e.priority, e.scheduled_at, e.created_at, e.id)))
+            WHERE (-q.priority, q.scheduled_at, q.created_at, q.id)
+                < (-e.priority, e.scheduled_at, e.created_at, e.id)))
     ORDER BY {order} LIMIT 1 FOR NO KEY UPDATE SKIP LOCKED
 ), queued AS MATERIALIZED (
     SELECT j.* FROM {s}.jobs j WHERE {queued} AND NOT EXISTS (SELECT FROM expired)
@@ -213,7 +215,8 @@ WITH asked AS (
 ), judged AS MATERIALIZED (
     SELECT l.*, clock_timestamp() AS now FROM locked l
 ), renewed AS (
-    UPDATE {s}.jobs j SET status = 'running', heartbeat_at = g.now, updated_at = g.now, lease_expires_at = {renewed_lease}
+    UPDATE {s}.jobs j SET status = 'running', heartbeat_at = g.now, updated_at = g.now,
+        lease_expires_at = {renewed_lease}
     FROM judged g JOIN {s}.job_attempts t ON t.job_id = g.id AND t.generation = g.lease_generation
     WHERE j.id = g.id
     RETURNING j.id, j.cancel_requested_at, j.lease_expires_at
@@ -298,10 +301,14 @@ def change_statement(schema: str, columns: tuple[str, ...], attempt_columns: tup
     """One decided change of a locked row: the row, its event, and the row of its generation's attempt."""
     sets = ", ".join(f"{name} = %({name})s" for name in columns)
     attempt_sets = ", ".join(f"{name} = %(attempt_{name})s" for name in attempt_columns)
-    attempt = f""", attempt AS (
+    attempt = (
+        f""", attempt AS (
         UPDATE {{s}}.job_attempts a SET {attempt_sets} FROM changed c
         WHERE a.job_id = c.id AND a.generation = %(from_generation)s
-    )""" if attempt_columns else ""
+    )"""
+        if attempt_columns
+        else ""
+    )
     template = f"""
 WITH changed AS (
     UPDATE {{s}}.jobs j SET {sets}, updated_at = %(now)s
@@ -309,8 +316,8 @@ WITH changed AS (
     RETURNING j.*
 ){attempt}, event AS (
     INSERT INTO {{s}}.job_events {{event_columns}}
-    SELECT id, organization_id, project_id, %(event)s, status, lease_generation, intent_number, attempt_count, %(actor)s,
-        %(now)s, %(data)s
+    SELECT id, organization_id, project_id, %(event)s, status, lease_generation, intent_number, attempt_count,
+        %(actor)s, %(now)s, %(data)s
     FROM changed
 )
 SELECT * FROM changed"""

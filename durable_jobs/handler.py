@@ -1,0 +1,166 @@
+"""What a product writes: a `JobHandler` for each job type. What it is given: a `JobContext`."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, ClassVar, Generic, TypeVar, cast, get_args, get_origin
+from uuid import UUID
+
+from pydantic import BaseModel, TypeAdapter
+
+from durable_jobs.contract.models import Job, JobError, LeaseStatus
+from durable_jobs.contract.specs import FollowUp
+
+RequestT = TypeVar("RequestT")
+ResultT = TypeVar("ResultT")
+
+
+class ProviderAnswer(StrEnum):
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    PENDING = "pending"
+    ABSENT = "absent"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True)
+class ProviderState(Generic[ResultT]):
+    """What a provider says of an operation key; made by the five class methods."""
+
+    answer: ProviderAnswer
+    result: ResultT | None = None
+    error: JobError | None = None
+    reason: str | None = None
+    send_deadline: datetime | None = None
+
+    @classmethod
+    def succeeded(cls, result: ResultT) -> "ProviderState[ResultT]":
+        """The call landed and has this result."""
+        return cls(ProviderAnswer.SUCCEEDED, result=result)
+
+    @classmethod
+    def failed(cls, error: JobError | str) -> "ProviderState[ResultT]":
+        """The call landed and failed for good, or the provider refused it."""
+        return cls(
+            ProviderAnswer.FAILED, error=error if isinstance(error, JobError) else JobError.of("PROVIDER_FAILED", error)
+        )
+
+    @classmethod
+    def pending(cls) -> "ProviderState[ResultT]":
+        """The call landed and is still at work."""
+        return cls(ProviderAnswer.PENDING)
+
+    @classmethod
+    def absent(cls, send_deadline: datetime | None = None) -> "ProviderState[ResultT]":
+        """The provider knows of no such call. This proves nothing while a paused sender may still send, unless the
+        provider itself refuses this key after `send_deadline`."""
+        return cls(ProviderAnswer.ABSENT, send_deadline=send_deadline)
+
+    @classmethod
+    def unknown(cls, reason: str) -> "ProviderState[ResultT]":
+        """The provider can't say."""
+        return cls(ProviderAnswer.UNKNOWN, reason=reason)
+
+
+class JobContext(ABC):
+    """One attempt at a job, as its handler sees it."""
+
+    id: UUID
+    organization: str
+    project: str
+    attempt: int
+    """1 for the first attempt of an intent."""
+    generation: int
+    intent: int
+    """0, and one more for each deliberate retry by an operator."""
+
+    @property
+    @abstractmethod
+    def cancel_requested(self) -> bool:
+        """Past the boundary a handler is told so, and not interrupted."""
+
+    @property
+    @abstractmethod
+    def shutting_down(self) -> bool:
+        """The worker stops; the handler has the grace period to finish."""
+
+    @abstractmethod
+    async def heartbeat(self, details: dict[str, Any] | None = None) -> LeaseStatus:
+        """Renew the lease now and leave `details`, a JSON object, on the trail. Falsy: stop soon.
+
+        The lease is renewed in the background anyway; this is for progress worth recording. Raises `InvalidInput`.
+        """
+
+    @abstractmethod
+    def dispatch(self, key: str) -> AbstractAsyncContextManager[str]:
+        """Cross the dispatch boundary: `async with job.dispatch(key) as operation_key:`, then call the provider.
+
+        Records, in one fenced statement, that the call is about to be sent, and yields the operation key to send it
+        under: `key`, with `:retry-<n>` appended for later intents. Derive `key` from the job alone. Once per attempt.
+
+        Raises `AlreadyDispatched`, `CancellationRequested`, `LeaseLost`, `OperationKeyConflict`, `AdmissionRefused`:
+        nothing may be sent. Let them pass through; they end the attempt as they should.
+        """
+
+    @abstractmethod
+    def nothing_sent(self) -> None:
+        """The handler's word that it had nothing to send: a consequential handler may then return undispatched."""
+
+    @abstractmethod
+    async def acknowledge_cancellation(self, provider_confirmed: dict[str, Any] | None = None) -> None:
+        """Yield to a requested cancellation; past the boundary with the provider's own confirmation as evidence."""
+
+
+class JobHandler(ABC, Generic[RequestT, ResultT]):
+    """Runs the jobs of one type: `class Research(JobHandler[ResearchRequest, ResearchReport])`.
+
+    The type parameters are pydantic models, or anything pydantic validates from and dumps to a JSON object.
+    """
+
+    job_type: ClassVar[str]
+    consequential: ClassVar[bool] = True
+    """Its calls have effects in the world: without a valid identity it never dispatches. False for harmless work."""
+
+    _request: ClassVar[TypeAdapter[Any]] = TypeAdapter(dict[str, Any])
+    _result: ClassVar[TypeAdapter[Any]] = TypeAdapter(dict[str, Any])
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for base in getattr(cls, "__orig_bases__", ()):
+            if get_origin(base) is JobHandler:
+                request, result = get_args(base)
+                if not isinstance(request, TypeVar):
+                    cls._request = TypeAdapter(request)
+                if not isinstance(result, TypeVar):
+                    cls._result = TypeAdapter(result)
+
+    @abstractmethod
+    async def run(self, job: JobContext, request: RequestT) -> ResultT:
+        """Do the work. Raise `JobFailed` or `HaltUnsafe` to say how it failed; any other exception is retryable
+        before the boundary and uncertain after it."""
+
+    async def provider_state(self, operation_key: str, job: Job) -> ProviderState[ResultT]:
+        """Ask the provider what became of `operation_key`. Read only: a replay of the request is a dispatch."""
+        return ProviderState.unknown(f"the handler of {self.job_type} has no lookup")
+
+    def follow_ups(self, job: Job, result: ResultT) -> Sequence[FollowUp]:
+        """The jobs to create with the completion. Pure: it may be asked again on another path to completed."""
+        return ()
+
+    def parse_request(self, payload: dict[str, Any]) -> RequestT:
+        """The payload as the handler's model. Raises pydantic's `ValidationError`."""
+        return cast("RequestT", self._request.validate_python(payload))
+
+    def parse_result(self, result: dict[str, Any]) -> ResultT:
+        """A stored result as the handler's model. Raises pydantic's `ValidationError`."""
+        return cast("ResultT", self._result.validate_python(result))
+
+    @staticmethod
+    def dump_result(result: object) -> object:
+        """What is stored of a handler's result: a model's JSON form, an empty object for None, else itself."""
+        if isinstance(result, BaseModel):
+            return result.model_dump(mode="json")
+        return {} if result is None else result

@@ -1,0 +1,154 @@
+"""`DurableJobsPlugin`: makes any Temporal worker a host of durable jobs."""
+
+import asyncio
+import builtins
+import os
+import secrets
+import socket
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+from temporalio.client import Client
+from temporalio.common import VersioningBehavior
+from temporalio.plugin import SimplePlugin
+from temporalio.worker import ReplayerConfig, Worker, WorkerConfig
+
+from durable_jobs.contract.errors import InvalidInput
+from durable_jobs.contract.rules import identifier_problem
+from durable_jobs.handler import JobHandler
+from durable_jobs.service import Database, DurableJobService
+from durable_jobs.service.base import DEFAULT_GRACE_SECONDS
+from durable_jobs.store.tables import SCHEMA
+from durable_jobs.temporal.activities import JobActivities
+from durable_jobs.temporal.job_workflow import JobWorkflow, VersionedJobWorkflow
+from durable_jobs.temporal.keeper import LeaseKeeper
+from durable_jobs.temporal.launch import Launcher
+
+SHUTDOWN_ALLOWANCE = timedelta(seconds=15)
+"""What Temporal's own shutdown timeout leaves beyond the grace period, to write the outcomes."""
+
+
+class DurableJobsPlugin(SimplePlugin):
+    """A worker plugin: adds the job workflow, its activities and the lease keeper.
+
+    `handlers`: one for each job type that the worker hosts, on the worker's own task queue. `organizations`: host
+    these tenants alone. `grace_seconds`: how long handlers may run on when the worker shuts down; the worker's
+    graceful shutdown timeout is raised to it, as Temporal's default is none. `database_url`: postgresql://, migrated.
+
+    Given on the client it reaches every worker of that client; given twice it registers once. When the database
+    can't be reached at the worker's start, the worker shuts down and the error is raised from its `run`.
+
+    Raises `InvalidInput` for handlers without a job type, or with the same one.
+    """
+
+    def __init__(
+        self,
+        database_url: str,
+        handlers: Sequence[JobHandler[Any, Any]],
+        *,
+        organizations: Sequence[str] | None = None,
+        grace_seconds: float = DEFAULT_GRACE_SECONDS,
+        schema: str = SCHEMA,
+        pool_size: int = 10,
+    ) -> None:
+        super().__init__("durable-jobs")
+        self.database_url = database_url
+        self.handlers = _by_type(handlers)
+        self.organizations = list(organizations) if organizations is not None else None
+        self.grace_seconds = grace_seconds
+        self.schema = schema
+        self.pool_size = pool_size
+
+    def configure_worker(self, config: WorkerConfig) -> WorkerConfig:
+        """See the base class."""
+        if any(_host_of(each) for each in config.get("activities") or ()):
+            return config
+        host = _Host(self, config["client"])
+        config["activities"] = [*(config.get("activities") or ()), *host.all()]
+        config["workflows"] = [*(config.get("workflows") or ()), _workflow_for(config)]
+        least = timedelta(seconds=self.grace_seconds) + SHUTDOWN_ALLOWANCE
+        config["graceful_shutdown_timeout"] = max(config.get("graceful_shutdown_timeout") or least, least)
+        return config
+
+    def configure_replayer(self, config: ReplayerConfig) -> ReplayerConfig:
+        """See the base class."""
+        workflows = list(config.get("workflows") or ())
+        if JobWorkflow not in workflows:
+            config["workflows"] = [*workflows, JobWorkflow]
+        return config
+
+    async def run_worker(self, worker: Worker, next: Callable[[Worker], Awaitable[None]]) -> None:
+        """See the base class."""
+        activities = worker.config(active_config=True).get("activities") or ()
+        host = builtins.next(filter(None, map(_host_of, activities)), None)
+        if host is None or host.plugin is not self or host.running:
+            await next(worker)
+            return
+        try:
+            await host.start()
+        except BaseException:
+            # A worker that was never run would leave `async with` waiting for it.
+            stopping = asyncio.create_task(worker.shutdown())
+            await next(worker)
+            await stopping
+            await host.stop()
+            raise
+        try:
+            await next(worker)
+        finally:
+            await host.stop()
+
+
+class _Host(JobActivities):
+    """What one worker needs to host jobs. Opened when the worker runs, closed after its last attempt has ended."""
+
+    def __init__(self, plugin: DurableJobsPlugin, client: Client) -> None:
+        self.plugin = plugin
+        self.running = False
+        # One incarnation of one process: a pod's name alone would let a new process renew the old one's leases.
+        worker_id = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
+        self._database = Database(plugin.database_url, schema=plugin.schema, pool_size=plugin.pool_size)
+        super().__init__(
+            worker_id,
+            DurableJobService(self._database, grace_seconds=plugin.grace_seconds),
+            LeaseKeeper(self._database.url, plugin.schema, worker_id, plugin.grace_seconds),
+            Launcher(client),
+            plugin.handlers,
+            plugin.organizations,
+        )
+
+    async def start(self) -> None:
+        """Raises `StoreUnavailable`, or `SchemaMissing` on a database that was not migrated."""
+        self.running = True
+        await self._database.check()
+        self._keeper.start()
+
+    async def stop(self) -> None:
+        await self._keeper.stop()
+        await self._database.close()
+
+
+def _host_of(activity: object) -> _Host | None:
+    owner = getattr(activity, "__self__", None)
+    return owner if isinstance(owner, _Host) else None
+
+
+def _by_type(handlers: Sequence[JobHandler[Any, Any]]) -> dict[str, JobHandler[Any, Any]]:
+    by_type: dict[str, JobHandler[Any, Any]] = {}
+    for handler in handlers:
+        job_type = getattr(handler, "job_type", None)
+        if not isinstance(job_type, str) or identifier_problem(job_type):
+            raise InvalidInput.at(f"handlers.{type(handler).__name__}.job_type", "must name the job type")
+        if job_type.lower() in by_type:
+            raise InvalidInput.at(f"handlers.{type(handler).__name__}.job_type", f"{job_type!r} has a handler already")
+        by_type[job_type.lower()] = handler
+    return by_type
+
+
+def _workflow_for(config: WorkerConfig) -> type:
+    deployment = config.get("deployment_config")
+    if deployment is None or not deployment.use_worker_versioning:
+        return JobWorkflow
+    undeclared = deployment.default_versioning_behavior is VersioningBehavior.UNSPECIFIED
+    return VersionedJobWorkflow if undeclared else JobWorkflow

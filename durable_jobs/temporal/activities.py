@@ -1,0 +1,197 @@
+"""The activities that the plugin adds to a worker: the fenced attempt, and the workflow's few words with the row."""
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from temporalio import activity
+from temporalio.exceptions import ApplicationError
+from temporalio.service import RPCError
+
+from durable_jobs.contract.errors import DurableJobsError, JobNotFound
+from durable_jobs.contract.models import Job
+from durable_jobs.contract.specs import JobSpec
+from durable_jobs.contract.states import ACTIVE, JobStatus
+from durable_jobs.handler import JobHandler
+from durable_jobs.service import DurableJobService
+from durable_jobs.temporal import messages
+from durable_jobs.temporal.attempt import Attempt, claim_for_attempt
+from durable_jobs.temporal.keeper import LeaseKeeper
+from durable_jobs.temporal.launch import Launcher, job_priority, job_start, job_summary
+from durable_jobs.temporal.messages import CancelAsk, ChildJob, JobAnswer, JobStart, JobView
+
+logger = logging.getLogger(__name__)
+
+HEARTBEATS_PER_LEASE = 3
+
+
+class JobActivities:
+    """Bound to one worker: its id, its handlers, its service, its keeper."""
+
+    def __init__(
+        self,
+        worker_id: str,
+        service: DurableJobService,
+        keeper: LeaseKeeper,
+        launcher: Launcher,
+        handlers: Mapping[str, JobHandler[Any, Any]],
+        organizations: Sequence[str] | None,
+    ) -> None:
+        self.worker_id = worker_id
+        self._service = service
+        self._keeper = keeper
+        self._launcher = launcher
+        self._handlers = handlers
+        self._organizations = organizations
+
+    @activity.defn(name=messages.RUN_ATTEMPT)
+    async def run_attempt(self, start: JobStart) -> JobView:
+        """One attempt. Whatever cancellation Temporal delivers (pause, reset, a worker's shutdown) reaches a flag or a
+        log line: the attempt runs on, and the row decides what its outcome is worth."""
+        handler = self._handlers.get(start.job_type)
+        hosted = self._organizations is None or start.organization in self._organizations
+        if handler is None or not hosted:
+            view = await self._view(UUID(start.job_id))
+            if not view.terminal:
+                view.code = messages.NOT_HOSTED
+            return view
+        working = asyncio.create_task(self._attempt(handler, UUID(start.job_id)))
+        beating = asyncio.create_task(_beat(start.lease_seconds / HEARTBEATS_PER_LEASE))
+        given_up = False
+        try:
+            while True:
+                try:
+                    return await asyncio.shield(working)
+                except asyncio.CancelledError:
+                    if working.done():
+                        raise
+                    given_up = True
+                    why = activity.cancellation_details()
+                    logger.info("Job %s: Temporal cancelled its attempt: %s", start.job_id, why)
+        except DurableJobsError as error:
+            raise ApplicationError(error.code, type=error.code, non_retryable=True) from None
+        finally:
+            beating.cancel()
+            if given_up:
+                await self._wake(UUID(start.job_id))
+
+    async def _attempt(self, handler: JobHandler[Any, Any], job_id: UUID) -> JobView:
+        outcome = await claim_for_attempt(self._service, self.worker_id, job_id, self._organizations)
+        if outcome.claim is None or outcome.job is None:
+            return await self._view(job_id)
+        attempt = Attempt(self._service, self._keeper, handler, outcome.claim, outcome.job)
+        stopping = asyncio.create_task(_on_shutdown(attempt))
+        try:
+            ended = await attempt.run()
+        finally:
+            stopping.cancel()
+        for job in ended.follow_ups:
+            await self._launch(job)
+        return await self._view(job_id) if ended.job is None else view_of(ended.job, ended.job.updated_at)
+
+    async def _launch(self, job: Job) -> None:
+        """Start a follow-up's workflow; one that can't be started now is found by the launch sweep."""
+        try:
+            await self._launcher.start(job)
+        except RPCError as error:
+            logger.warning("Job %s: its workflow could not be started now: %s", job.id, error)
+
+    async def _wake(self, job_id: UUID) -> None:
+        """Temporal lost this attempt, and its workflow waits on the row alone: tell it that the attempt has ended."""
+        try:
+            await self._launcher.wake(await self._service.get_job(job_id))
+        except (RPCError, DurableJobsError) as error:
+            logger.info("Job %s: its workflow will look by itself: %s", job_id, error)
+
+    async def _view(self, job_id: UUID) -> JobView:
+        try:
+            return view_of(*await self._service.get_job_and_clock(job_id))
+        except JobNotFound:
+            return JobView(status="not_found", settled=True, terminal=True, code=messages.NOT_FOUND)
+
+    @activity.defn(name=messages.READ_JOB)
+    async def read_job(self, job_id: str) -> JobView:
+        """The row, as the workflow sees it. A local activity."""
+        return await self._view(UUID(job_id))
+
+    @activity.defn(name=messages.CANCEL_JOB)
+    async def cancel_job(self, ask: CancelAsk) -> str:
+        """A cancellation from Temporal becomes `cancel_job`. A local activity."""
+        try:
+            return await self._service.cancel_job(UUID(ask.job_id), ask.reason[:2048], ask.actor)
+        except JobNotFound:
+            return messages.NOT_FOUND
+
+    @activity.defn(name=messages.CLOSE_AS_CANCELLED)
+    async def close_as_cancelled(self, job_id: str) -> None:
+        """Ask Temporal to cancel the workflow of a job whose row is cancelled. A local activity."""
+        await self._launcher.close_as_cancelled(job_id)
+
+    @activity.defn(name=messages.CREATE_JOB)
+    async def create_job(self, spec: str) -> ChildJob:
+        """Create a job for a product's workflow, from the JSON of its `JobSpec`."""
+        try:
+            job = (await self._service.create_job(JobSpec.model_validate_json(spec))).job
+        except DurableJobsError as error:
+            raise ApplicationError(error.message, type=error.code, non_retryable=not error.retryable) from None
+        priority = job_priority(job)
+        return ChildJob(
+            start=job_start(job, indexed=await self._launcher.indexed()),
+            queue=job.queue,
+            summary=job_summary(job),
+            priority_key=priority.priority_key or 3,
+            fairness_key=priority.fairness_key or "",
+            settled=job.status.is_settled,
+        )
+
+    @activity.defn(name=messages.READ_RESULT)
+    async def read_result(self, job_id: str) -> JobAnswer:
+        """How a job stands, with its result, for a product's workflow."""
+        job = await self._service.get_job(UUID(job_id))
+        return JobAnswer(
+            status=job.status,
+            settled=job.status.is_settled,
+            result=job.result,
+            error_code=job.error.code if job.error else None,
+            error_message=job.error.message if job.error else None,
+        )
+
+    def all(self) -> list[Any]:
+        """The activities to register with the worker."""
+        return [
+            self.run_attempt,
+            self.read_job,
+            self.cancel_job,
+            self.close_as_cancelled,
+            self.create_job,
+            self.read_result,
+        ]
+
+
+def view_of(job: Job, now: datetime) -> JobView:
+    """The row as its workflow sees it, at `now` on the database's clock."""
+    due = job.lease_expires_at if job.status in ACTIVE else job.scheduled_at if job.status is JobStatus.QUEUED else None
+    return JobView(
+        status=job.status,
+        settled=job.status.is_settled,
+        terminal=job.status.is_terminal,
+        generation=job.lease_generation,
+        attempt=job.attempt_count,
+        due_in=max(0.0, (due - now).total_seconds()) if due else 0.0,
+        code=job.error.code if job.error and job.status.is_terminal else None,
+        operation_key=job.operation_key,
+    )
+
+
+async def _on_shutdown(attempt: Attempt) -> None:
+    await activity.wait_for_worker_shutdown()
+    attempt.shut_down()
+
+
+async def _beat(every: float) -> None:
+    while True:
+        activity.heartbeat()
+        await asyncio.sleep(every)

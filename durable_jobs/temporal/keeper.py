@@ -1,0 +1,136 @@
+"""The lease keeper: one thread and one connection for each worker, renewing the leases of the attempts it runs.
+
+On a thread of its own, so that a handler that holds the event loop doesn't lose its leases; in one statement for all
+of them, whatever their number.
+"""
+
+import asyncio
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable
+from urllib.parse import urlsplit
+from uuid import UUID
+
+import psycopg
+
+from durable_jobs.contract.models import Claim, Job
+from durable_jobs.store.database import BEGIN, CONNECT_ARGS
+from durable_jobs.store.jobs import renewal
+from durable_jobs.store.statements import RENEW, statement
+
+logger = logging.getLogger(__name__)
+
+RENEWALS_PER_LEASE = 6
+
+
+class HeldLease:
+    """One attempt's lease, as the keeper knows it. Read on the event loop; written there by the keeper's calls."""
+
+    def __init__(self, claim: Claim, lease_seconds: float, changed: Callable[[], None]) -> None:
+        self.claim = claim
+        self.lease_seconds = lease_seconds
+        self.lost = False
+        self.cancel_requested = False
+        self.expires = time.monotonic() + lease_seconds
+        """On this process's monotonic clock: no earlier than the row's expiry by more than a round trip."""
+        self._changed = changed
+
+    def tell(self, answer: str, asked_at: float) -> None:
+        """Take in what a renewal that began at `asked_at` answered."""
+        if answer in ("held", "cancel_requested"):
+            self.expires = asked_at + self.lease_seconds
+        if answer == "cancel_requested":
+            self.request_cancellation()
+        elif answer == "lost" and not self.lost:
+            self.lost = True
+            self._changed()
+
+    def request_cancellation(self) -> None:
+        """Cancellation of the job was requested; from whoever saw it first."""
+        if not self.cancel_requested:
+            self.cancel_requested = True
+            self._changed()
+
+
+class LeaseKeeper:
+    """Renews every held lease each sixth of the shortest one. `hold` and `drop` from the event loop."""
+
+    def __init__(self, database_url: str, schema: str, worker_id: str, grace_seconds: float) -> None:
+        self._url = urlsplit(database_url)._replace(scheme="postgresql").geturl()
+        self._sql = statement(RENEW, schema, skip_locked="SKIP LOCKED")
+        self._worker_id = worker_id
+        self._grace_seconds = grace_seconds
+        self._held: dict[tuple[UUID, int], HeldLease] = {}
+        self._lock = threading.Lock()
+        self._stirred = threading.Event()
+        self._stopped = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = threading.Thread(target=self._run, name="durable-jobs-lease-keeper", daemon=True)
+
+    def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._thread.start()
+
+    async def stop(self) -> None:
+        """Returns when the thread has ended; whatever is still held is not renewed again."""
+        self._stopped = True
+        self._stirred.set()
+        if self._thread.ident is not None:
+            await asyncio.to_thread(self._thread.join)
+
+    def hold(self, claim: Claim, job: Job, changed: Callable[[], None]) -> HeldLease:
+        """Renew this lease from now on; `changed` is called on the event loop when it is lost or to be cancelled."""
+        held = HeldLease(claim, job.lease_seconds, changed)
+        with self._lock:
+            self._held[claim.job_id, claim.generation] = held
+        self._stirred.set()
+        return held
+
+    def drop(self, held: HeldLease) -> None:
+        """The attempt has ended: its lease is not renewed again."""
+        with self._lock:
+            self._held.pop((held.claim.job_id, held.claim.generation), None)
+
+    def _run(self) -> None:
+        connection: psycopg.Connection | None = None
+        next_tick = time.monotonic()
+        while not self._stopped:
+            with self._lock:
+                held = list(self._held.values())
+            tick = min((lease.lease_seconds for lease in held), default=3600.0) / RENEWALS_PER_LEASE
+            # Woken by a new lease: it may be the shortest. Its claim has just set it, so no renewal is due yet.
+            next_tick = min(next_tick, time.monotonic() + tick) if held else time.monotonic() + tick
+            if self._stirred.wait(max(0.0, next_tick - time.monotonic())):
+                self._stirred.clear()
+                continue
+            next_tick = time.monotonic() + tick
+            try:
+                if connection is None or connection.closed:
+                    connection = psycopg.connect(self._url, autocommit=True, **CONNECT_ARGS)
+                self._renew(connection, held)
+            except psycopg.Error as error:
+                logger.warning("Renewing %d leases failed, tried again at the next tick: %s", len(held), error)
+                _close(connection)
+                connection = None
+        _close(connection)
+
+    def _renew(self, connection: psycopg.Connection, held: list[HeldLease]) -> None:
+        asked_at = time.monotonic()
+        parameters = renewal(self._worker_id, [lease.claim for lease in held], self._grace_seconds)
+        connection.execute(BEGIN)
+        rows = connection.execute(self._sql, parameters).fetchall()
+        connection.execute("COMMIT")
+        answers = {(job_id, generation): answer for job_id, generation, answer in rows}
+        assert self._loop is not None
+        for lease in held:
+            answer = answers[lease.claim.job_id, lease.claim.generation]
+            with contextlib.suppress(RuntimeError):  # the loop has closed: nobody is left to tell
+                self._loop.call_soon_threadsafe(lease.tell, answer, asked_at)
+
+
+def _close(connection: psycopg.Connection | None) -> None:
+    if connection is not None:
+        with contextlib.suppress(psycopg.Error):
+            connection.close()

@@ -1,0 +1,88 @@
+"""Fixtures of the suite: real servers, a fresh database for each test, and the trail checker over all that it holds."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
+from uuid import uuid4
+
+import pytest
+import pytest_asyncio
+from temporalio.client import Client
+from temporalio.worker import Worker
+
+from durable_jobs import Database, DurableJobs, DurableJobService, DurableJobsPlugin, JobHandler, JobSpec
+
+pytest_plugins = ["durable_jobs.testing"]
+
+Workers = Callable[..., AbstractAsyncContextManager[Worker]]
+Specs = Callable[..., JobSpec]
+
+
+@pytest_asyncio.fixture
+async def service(database_url: str) -> AsyncIterator[DurableJobService]:
+    """The verbs over this test's own database; at the end every job in it must equal the fold of its trail."""
+    database = Database(database_url, pool_size=20)
+    try:
+        service = DurableJobService(database, grace_seconds=5)
+        yield service
+        assert await unsound(service) == {}
+    finally:
+        await database.close()
+
+
+async def unsound(service: DurableJobService) -> dict[str, list[str]]:
+    """The jobs whose row differs from the fold of their events, and how."""
+    found: dict[str, list[str]] = {}
+    cursor: str | None = None
+    while True:
+        page = await service.list_jobs(after=cursor, limit=1000)
+        for job in page.items:
+            if differences := await service.check_trail(job.id):
+                found[str(job.id)] = differences
+        cursor = page.next_cursor
+        if cursor is None:
+            return found
+
+
+@pytest_asyncio.fixture
+async def jobs(database_url: str, temporal_client: Client, service: DurableJobService) -> AsyncIterator[DurableJobs]:
+    """The client over this test's database and the run's Temporal server."""
+    async with await DurableJobs.connect(database_url, temporal_client) as jobs:
+        yield jobs
+
+
+@pytest.fixture
+def queue() -> str:
+    """A task queue of this test's own: all tests share one Temporal server."""
+    return f"queue-{uuid4().hex[:12]}"
+
+
+@pytest.fixture
+def spec(queue: str) -> Specs:
+    """Makes a valid `JobSpec`, with a new idempotency key and whatever is overridden."""
+
+    def make(**overrides: Any) -> JobSpec:
+        fields: dict[str, Any] = {
+            "organization": "acme",
+            "project": "alpha",
+            "queue": queue,
+            "job_type": "probe",
+            "idempotency_key": uuid4().hex,
+            "payload": {"n": 1},
+        }
+        return JobSpec(**(fields | overrides))
+
+    return make
+
+
+@pytest.fixture
+def worker(database_url: str, temporal_client: Client, queue: str) -> Workers:
+    """`async with worker(handler, …)`: a Temporal worker on this test's queue that hosts the handlers."""
+
+    @asynccontextmanager
+    async def run(*handlers: JobHandler[Any, Any], **options: Any) -> AsyncIterator[Worker]:
+        plugin = DurableJobsPlugin(database_url, handlers, **({"grace_seconds": 2} | options))
+        async with Worker(temporal_client, task_queue=queue, plugins=[plugin]) as running:
+            yield running
+
+    return run
