@@ -10,9 +10,10 @@ if TYPE_CHECKING:
     from durable_jobs.client import DurableJobs, JobHandle
     from durable_jobs.contract.errors import DurableJobsError, HaltUnsafe, JobFailed, JobOutcomeError
     from durable_jobs.contract.models import Job, JobAttempt, JobError, JobEvent, LeaseStatus
+    from durable_jobs.contract.provider import ProviderState
     from durable_jobs.contract.specs import FollowUp, JobSpec
     from durable_jobs.contract.states import EventName, JobStatus
-    from durable_jobs.handler import JobContext, JobHandler, ProviderState
+    from durable_jobs.handler import JobContext, JobHandler
     from durable_jobs.service import Database, DurableJobService
     from durable_jobs.temporal._plugin import DurableJobsPlugin
 
@@ -22,7 +23,8 @@ _HOMES = {
     "contract.models": ("Job", "JobAttempt", "JobError", "JobEvent", "LeaseStatus"),
     "contract.specs": ("FollowUp", "JobSpec"),
     "contract.states": ("EventName", "JobStatus"),
-    "handler": ("JobContext", "JobHandler", "ProviderState"),
+    "contract.provider": ("ProviderState",),
+    "handler": ("JobContext", "JobHandler"),
     "service": ("Database", "DurableJobService"),
     "temporal._plugin": ("DurableJobsPlugin",),
 }

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 from uuid import UUID
@@ -23,10 +23,12 @@ from durable_jobs.contract.errors import (
 from durable_jobs.contract.models import CreatedJob, Job, JobEvent
 from durable_jobs.contract.specs import JobSpec
 from durable_jobs.contract.states import JobStatus
+from durable_jobs.contract.summary import SweepSummary
 from durable_jobs.service import Database, DurableJobService
 from durable_jobs.store.tables import SCHEMA
 from durable_jobs.temporal.launch import Launcher
 from durable_jobs.temporal.messages import workflow_id
+from durable_jobs.temporal.schedule import sweep_now
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +39,7 @@ _ERRORS: dict[JobStatus, type[JobOutcomeError]] = {
     JobStatus.HALT_UNSAFE: JobHaltedError,
 }
 _FIRST_POLL, _LONGEST_POLL = 0.5, 10.0
+_CONCURRENT_STARTS = 50
 
 
 class DurableJobs:
@@ -76,9 +79,9 @@ class DurableJobs:
     async def create_job(self, spec: JobSpec, connection: AsyncConnection | None = None) -> "JobHandle":
         """Create the job, or find the one under its idempotency key, and start its workflow.
 
-        The job is accepted once its row is committed: with Temporal away its workflow is started later, by the next
-        `create_job` with the same key. With `connection`, an SQLAlchemy connection on the psycopg driver, the row
-        joins the caller's transaction; call `launch` on the handle after the commit.
+        The job is accepted once its row is committed: with Temporal away its workflow is started by a later sweep, or
+        by the next `create_job` with the same key. With `connection`, an SQLAlchemy connection on the psycopg driver,
+        the row joins the caller's transaction; `launch` the handle after the commit, or leave that to the sweep.
 
         Raises what `DurableJobService.create_job` raises.
         """
@@ -94,14 +97,34 @@ class DurableJobs:
         Raises `InvalidBatch`, naming each one that can't be created.
         """
         handles = [self._handle_of(created) for created in await self.service.create_jobs(specs)]
-        slots = asyncio.Semaphore(50)
-
-        async def launch(handle: JobHandle) -> None:
-            async with slots:
-                await handle.launch()
-
-        await asyncio.gather(*map(launch, handles))
+        await self._each(JobHandle.launch, handles)
         return handles
+
+    async def _each(self, tell: "Callable[[JobHandle], Awaitable[bool]]", handles: "Sequence[JobHandle]") -> None:
+        slots = asyncio.Semaphore(_CONCURRENT_STARTS)
+
+        async def one(handle: JobHandle) -> None:
+            async with slots:
+                await tell(handle)
+
+        await asyncio.gather(*map(one, handles))
+
+    async def sweep(self, queue: str) -> SweepSummary:
+        """Sweep the queue now, beside its schedule, by one of its live workers: uncertain jobs and missing workflows.
+
+        Raises Temporal's `RPCError` or `WorkflowFailureError`.
+        """
+        return await sweep_now(self._launcher.client, queue)
+
+    async def resume_queue(self, queue: str, job_type: str | None = None, *, actor: str, reason: str) -> int:
+        """`resume_queue`, and wakes the workflows of its due jobs in claim order; returns how many."""
+        await self.service.resume_queue(queue, job_type, actor=actor, reason=reason)
+        woken = 0
+        last: Job | None = None
+        while page := await self.service.list_claimable(queue, job_type, after=last):
+            await self._each(JobHandle.wake, [self.handle(job.id) for job in page])
+            woken, last = woken + len(page), page[-1]
+        return woken
 
     def handle(self, job_id: UUID) -> "JobHandle":
         """The handle of a job created elsewhere; nothing is read until it is used."""
@@ -173,6 +196,18 @@ class JobHandle:
     async def retry(self, actor: str, reason: str, *, accept_duplicate_risk: bool = False) -> None:
         """`retry_job`, and wakes the workflow. Raises `NotRetryable`, `InvalidInput`, `JobNotFound`."""
         await self._service.retry_job(self.id, actor, reason, accept_duplicate_risk=accept_duplicate_risk)
+        await self.wake()
+
+    async def requeue(self, actor: str, reason: str) -> None:
+        """`requeue_job`, and wakes the workflow. Raises `NotRequeueable`, `InvalidInput`, `JobNotFound`."""
+        await self._service.requeue_job(self.id, actor, reason)
+        await self.wake()
+
+    async def resolve(
+        self, verdict: JobStatus, evidence: dict[str, Any], actor: str, *, result: dict[str, Any] | None = None
+    ) -> None:
+        """`resolve_job`, and wakes the workflow. Raises `NotResolvable`, `InvalidInput`, `JobNotFound`."""
+        await self._service.resolve_job(self.id, verdict, evidence, actor, result=result)
         await self.wake()
 
     async def result(self, timeout: float | None = None) -> dict[str, Any]:

@@ -3,66 +3,17 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
-from datetime import datetime
-from enum import StrEnum
 from typing import Any, ClassVar, Generic, TypeVar, cast, get_args, get_origin
 from uuid import UUID
 
 from pydantic import BaseModel, TypeAdapter
 
-from durable_jobs.contract.models import Job, JobError, LeaseStatus
+from durable_jobs.contract.models import Job, LeaseStatus
+from durable_jobs.contract.provider import ProviderState
 from durable_jobs.contract.specs import FollowUp
 
 RequestT = TypeVar("RequestT")
 ResultT = TypeVar("ResultT")
-
-
-class ProviderAnswer(StrEnum):
-    SUCCEEDED = "succeeded"
-    FAILED = "failed"
-    PENDING = "pending"
-    ABSENT = "absent"
-    UNKNOWN = "unknown"
-
-
-@dataclass(frozen=True)
-class ProviderState(Generic[ResultT]):
-    """What a provider says of an operation key; made by the five class methods."""
-
-    answer: ProviderAnswer
-    result: ResultT | None = None
-    error: JobError | None = None
-    reason: str | None = None
-    send_deadline: datetime | None = None
-
-    @classmethod
-    def succeeded(cls, result: ResultT) -> "ProviderState[ResultT]":
-        """The call landed and has this result."""
-        return cls(ProviderAnswer.SUCCEEDED, result=result)
-
-    @classmethod
-    def failed(cls, error: JobError | str) -> "ProviderState[ResultT]":
-        """The call landed and failed for good, or the provider refused it."""
-        return cls(
-            ProviderAnswer.FAILED, error=error if isinstance(error, JobError) else JobError.of("PROVIDER_FAILED", error)
-        )
-
-    @classmethod
-    def pending(cls) -> "ProviderState[ResultT]":
-        """The call landed and is still at work."""
-        return cls(ProviderAnswer.PENDING)
-
-    @classmethod
-    def absent(cls, send_deadline: datetime | None = None) -> "ProviderState[ResultT]":
-        """The provider knows of no such call. This proves nothing while a paused sender may still send, unless the
-        provider itself refuses this key after `send_deadline`."""
-        return cls(ProviderAnswer.ABSENT, send_deadline=send_deadline)
-
-    @classmethod
-    def unknown(cls, reason: str) -> "ProviderState[ResultT]":
-        """The provider can't say."""
-        return cls(ProviderAnswer.UNKNOWN, reason=reason)
 
 
 class JobContext(ABC):
@@ -124,11 +75,15 @@ class JobHandler(ABC, Generic[RequestT, ResultT]):
     consequential: ClassVar[bool] = True
     """Its calls have effects in the world: without a valid identity it never dispatches. False for harmless work."""
 
+    has_follow_ups: ClassVar[bool] = False
+    """Whether `follow_ups` is overridden; set by the class itself."""
+
     _request: ClassVar[TypeAdapter[Any]] = TypeAdapter(dict[str, Any])
     _result: ClassVar[TypeAdapter[Any]] = TypeAdapter(dict[str, Any])
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        cls.has_follow_ups = cls.follow_ups is not JobHandler.follow_ups
         for base in getattr(cls, "__orig_bases__", ()):
             if get_origin(base) is JobHandler:
                 request, result = get_args(base)

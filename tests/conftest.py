@@ -1,16 +1,18 @@
 """Fixtures of the suite: real servers, a fresh database for each test, and the trail checker over all that it holds."""
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import Any
 from uuid import uuid4
 
 import pytest
 import pytest_asyncio
 from temporalio.client import Client
+from temporalio.service import RPCError
 from temporalio.worker import Worker
 
 from durable_jobs import Database, DurableJobs, DurableJobService, DurableJobsPlugin, JobHandler, JobSpec
+from durable_jobs.temporal.schedule import schedule_id
 
 pytest_plugins = ["durable_jobs.testing"]
 
@@ -84,5 +86,7 @@ def worker(database_url: str, temporal_client: Client, queue: str) -> Workers:
         plugin = DurableJobsPlugin(database_url, handlers, **({"grace_seconds": 2} | options))
         async with Worker(temporal_client, task_queue=queue, plugins=[plugin]) as running:
             yield running
+        with suppress(RPCError):
+            await temporal_client.get_schedule_handle(schedule_id(queue)).delete()
 
     return run

@@ -200,10 +200,28 @@ class AdmissionRefused(Refused):
         super().__init__("; ".join(self.reasons))
 
 
+class DuplicateWorker(Refused):
+    """A live worker has this id."""
+
+    code = "DUPLICATE_WORKER"
+
+
 class NotRetryable(Refused):
     """Only a job that failed with certainty may be retried."""
 
     code = "NOT_RETRYABLE"
+
+
+class NotRequeueable(Refused):
+    """Only an interrupted job, whose lease ran out before its boundary, may be requeued."""
+
+    code = "NOT_REQUEUEABLE"
+
+
+class NotResolvable(Refused):
+    """Only an uncertain job, indeterminate or timed out, can be resolved."""
+
+    code = "NOT_RESOLVABLE"
 
 
 class NotReleasable(Refused):

@@ -160,7 +160,7 @@ class JobAttempt(_Record):
     operation_key: str | None
     ended_at: datetime | None
     outcome: str | None
-    """The status it led to, `released`, or `lease_expired`; None while it runs."""
+    """The status it led to, `released`, `requeued`, or `lease_expired`; None while it runs."""
     error: JobError | None
     late_result: dict[str, Any] | None
     """A result that came after the holder was fenced: evidence for the operator, never a transition."""
@@ -180,6 +180,26 @@ class ControlEvent(_Record):
     reason: str | None
     occurred_at: datetime
     data: dict[str, Any]
+
+
+class WorkerRecord(_Record):
+    """One row of the registry of workers: one incarnation of one process. Kept when stale, for diagnosis."""
+
+    id: str
+    host: str
+    pid: int
+    version: str
+    queue: str
+    job_types: list[str]
+    organizations: list[str] | None
+    """None: every tenant's."""
+    running: int
+    """Attempts in hand at the last heartbeat."""
+    started_at: datetime
+    heartbeat_at: datetime
+    stopped_at: datetime | None
+    now: datetime
+    """The database's clock as the record was read."""
 
 
 class LeaseStatus(StrEnum):
@@ -202,6 +222,8 @@ class ClaimRefusal(StrEnum):
     """Another holder's lease is alive."""
     SETTLED = "settled"
     """The job is terminal."""
+    PAUSED = "paused"
+    """Its queue, or its type there, is paused."""
     OUT_OF_SCOPE = "out_of_scope"
     """Not of the organizations, queues or job types asked for."""
     LANDED = "landed"

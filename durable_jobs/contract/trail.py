@@ -81,7 +81,7 @@ def _effect(event: JobEvent, row: dict[str, Any]) -> dict[str, Any]:
     match event.name:
         case EventName.CLAIMED:
             holder = {"claimed_by": event.actor, "lease_id": event.actor, "claim_token": data["claim_token"]}
-            return holder | {"started_at": row["started_at"] or at}
+            return holder | {"started_at": row["started_at"] or at, "escalated_at": None, "escalation_reason": None}
         case EventName.DISPATCHED:
             return {
                 "dispatched_at": at,
@@ -104,7 +104,17 @@ def _effect(event: JobEvent, row: dict[str, Any]) -> dict[str, Any]:
             due = {"scheduled_at": datetime.fromisoformat(data["scheduled_at"])}
             return _UNCLAIMED | {"claimed_by": None} | changed | kept | due
         case EventName.ESCALATED:
+            if data.get("cleared"):
+                return {"escalated_at": None, "escalation_reason": None}
             return {"escalated_at": at, "escalation_reason": data["reason"]}
+        case EventName.RECONCILED:
+            settled = {"reconciled_at": at, "reconciliation": data["reconciliation"], "error": data["error"]}
+            settled |= {"escalated_at": None, "escalation_reason": None}
+            if event.status is JobStatus.COMPLETED:
+                return settled | _result(data)
+            if event.status is JobStatus.DEAD_LETTER:
+                return settled | {"dead_lettered_at": at, "dead_letter_reason": data["error"]["message"]}
+            return settled
     return {}
 
 

@@ -1,14 +1,15 @@
 """The verbs: each one transaction over the store, committed before it returns."""
 
 from durable_jobs.service.claims import Claims
-from durable_jobs.service.control import Control
+from durable_jobs.service.control import Control, RecheckFilter
 from durable_jobs.service.creation import Creation
 from durable_jobs.service.outcomes import Completion, Outcomes
 from durable_jobs.service.reads import Reads
+from durable_jobs.service.sweep import Sweeps
 from durable_jobs.store.database import Database
 
 
-class DurableJobService(Creation, Claims, Outcomes, Control, Reads):
+class DurableJobService(Creation, Claims, Outcomes, Sweeps, Control, Reads):
     """The durable job service over one Postgres database.
 
     Async. Every verb owns its transaction, save `create_job(connection=…)`. All raise `StoreUnavailable` when the
@@ -16,4 +17,4 @@ class DurableJobService(Creation, Claims, Outcomes, Control, Reads):
     """
 
 
-__all__ = ["Completion", "Database", "DurableJobService"]
+__all__ = ["Completion", "Database", "DurableJobService", "RecheckFilter"]

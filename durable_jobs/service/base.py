@@ -13,6 +13,7 @@ from durable_jobs.contract.models import Job
 from durable_jobs.contract.rules import json_problem, text_problem
 from durable_jobs.store.database import Database
 from durable_jobs.store.jobs import JobStore
+from durable_jobs.store.sweeps import SweepStore
 
 DEFAULT_GRACE_SECONDS = 30.0
 
@@ -25,6 +26,7 @@ class ServicePart:
         self.grace_seconds = grace_seconds
         """No lease reaches past its attempt's claim + timeout_seconds + this."""
         self._store = JobStore(database.schema)
+        self._sweeps = SweepStore(database.schema)
 
     async def _decided(
         self, job_id: UUID, decide: Callable[[Job, datetime], Change], *, control: bool = False, **audit: Any

@@ -1,12 +1,33 @@
-"""The verbs of products and operators on a job: cancel, retry. Each leaves an audit row, and runs on its own pool."""
+"""The verbs of products and operators. Each leaves an audit row, and runs on a small pool of its own."""
 
+from typing import Any
 from uuid import UUID
 
+from pydantic import AwareDatetime, BaseModel, ConfigDict
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from durable_jobs.contract import decisions
+from durable_jobs.contract import decisions, reconciliation
+from durable_jobs.contract.errors import InvalidInput
 from durable_jobs.contract.models import Job
-from durable_jobs.service.base import ServicePart, require_text
+from durable_jobs.contract.states import UNRESOLVED, JobStatus
+from durable_jobs.service.base import ServicePart, require_json, require_text
+from durable_jobs.store import sweeps
+
+_RECHECK_PAGE = 500
+
+
+class RecheckFilter(BaseModel):
+    """Which escalated jobs; at least one field. Times carry a zone: after, inclusive, and before, exclusive."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    job_id: UUID | None = None
+    organization: str | None = None
+    project: str | None = None
+    queue: str | None = None
+    job_type: str | None = None
+    escalated_after: AwareDatetime | None = None
+    escalated_before: AwareDatetime | None = None
 
 
 class Control(ServicePart):
@@ -47,4 +68,143 @@ class Control(ServicePart):
             actor=actor,
             reason=reason,
             accept_duplicate_risk=accept_duplicate_risk,
+        )
+
+    async def requeue_job(self, job_id: UUID, actor: str, reason: str) -> Job:
+        """Queue an interrupted job, whose lease ran out before its boundary, its attempts given back.
+
+        It is fenced with a new generation first; one whose cancellation is requested is cancelled instead.
+
+        Raises `NotRequeueable`, naming the verb that applies; `InvalidInput`, `JobNotFound`.
+        """
+        require_text(actor=actor, reason=reason)
+        return await self._decided(
+            job_id,
+            lambda job, now: reconciliation.requeue_interrupted(job, actor=actor, reason=reason, now=now),
+            control=True,
+            action="requeue",
+            actor=actor,
+            reason=reason,
+        )
+
+    async def resolve_job(
+        self,
+        job_id: UUID,
+        verdict: JobStatus,
+        evidence: dict[str, Any],
+        actor: str,
+        *,
+        result: dict[str, Any] | None = None,
+    ) -> Job:
+        """Settle an indeterminate or timed out job on a named operator's word: completed, failed or dead_letter.
+
+        `evidence`, a JSON object, not empty, says what the word rests on; `result` is that of a completion, whose
+        follow-ups the next sweep creates.
+
+        Raises `NotResolvable`, `InvalidInput`, `JobNotFound`.
+        """
+        require_text(actor=actor)
+        require_json("evidence", evidence)
+        if not evidence:
+            raise InvalidInput.at("evidence", "must not be empty: a resolution rests on something")
+        if verdict not in reconciliation.VERDICTS:
+            raise InvalidInput.at("verdict", f"must be one of {', '.join(reconciliation.VERDICTS)}")
+        if result is not None:
+            require_json("result", result)
+            if verdict is not JobStatus.COMPLETED:
+                raise InvalidInput.at("result", "goes with the verdict completed alone")
+        return await self._decided(
+            job_id,
+            lambda job, now: reconciliation.resolve(
+                job, JobStatus(verdict), evidence=evidence, actor=actor, result=result, now=now
+            ),
+            control=True,
+            action="resolve",
+            actor=actor,
+            reason=None,
+            verdict=verdict,
+            evidence=evidence,
+        )
+
+    async def recheck_job(self, filter: RecheckFilter, actor: str, reason: str) -> list[UUID]:
+        """Send escalated jobs back into the sweep, their lookups counted anew; each in a transaction of its own.
+
+        Returns the ids of those sent back. Raises `InvalidInput`, also for an empty filter.
+        """
+        require_text(actor=actor, reason=reason)
+        wanted = filter.model_dump(exclude_none=True)
+        if not wanted:
+            raise InvalidInput.at("filter", "must name at least one field")
+        sent: list[UUID] = []
+        after: UUID | None = None
+        while True:
+            page = await self._escalated(wanted, after)
+            sent += [job_id for job_id in page if await self._recheck(job_id, actor, reason)]
+            if len(page) < _RECHECK_PAGE:
+                return sent
+            after = page[-1]
+
+    async def _escalated(self, wanted: dict[str, Any], after: UUID | None) -> list[UUID]:
+        return await self.database.run(
+            lambda own: self._sweeps.escalated(own, wanted, after=after, limit=_RECHECK_PAGE), control=True
+        )
+
+    async def _recheck(self, job_id: UUID, actor: str, reason: str) -> bool:
+        async def work(connection: AsyncConnection) -> bool:
+            job, now = await self._store.lock(connection, job_id)
+            if job.escalated_at is None or job.status not in UNRESOLVED:
+                return False
+            change = reconciliation.recheck(job, actor=actor, reason=reason, now=now)
+            job = await self._store.apply(connection, job, change, now)
+            await self._store.record_control(connection, "recheck", actor=actor, reason=reason, job=job)
+            return True
+
+        return await self.database.run(work, control=True)
+
+    async def pause_queue(self, queue: str, job_type: str | None = None, *, actor: str, reason: str) -> bool:
+        """Stop the claims of a queue, or of one job type there; attempts in hand go on. False: it was paused already.
+
+        Raises `InvalidInput`.
+        """
+        return await self._switch("pause", sweeps.PAUSE, queue, job_type, actor, reason)
+
+    async def resume_queue(self, queue: str, job_type: str | None = None, *, actor: str, reason: str) -> bool:
+        """Let the claims that `pause_queue` stopped start again. False: this very pause did not stand.
+
+        Raises `InvalidInput`.
+        """
+        return await self._switch("resume", sweeps.RESUME, queue, job_type, actor, reason)
+
+    async def _switch(
+        self, action: str, statement: str, queue: str, job_type: str | None, actor: str, reason: str
+    ) -> bool:
+        require_text(actor=actor, reason=reason, queue=queue)
+        kind = (job_type or "").lower()
+
+        async def work(connection: AsyncConnection) -> bool:
+            given = {"queue": queue, "job_type": kind}
+            if action == "pause":
+                given |= {"actor": actor, "reason": reason}
+            changed = await self._sweeps.execute(connection, statement, **given)
+            await self._store.record_control(
+                connection,
+                action,
+                actor=actor,
+                reason=reason,
+                job=None,
+                queue=queue,
+                job_type=job_type,
+                changed=bool(changed),
+            )
+            return bool(changed)
+
+        return await self.database.run(work, control=True)
+
+    async def list_claimable(
+        self, queue: str, job_type: str | None = None, *, after: Job | None = None, limit: int = 500
+    ) -> list[Job]:
+        """A page of the queue's due jobs in claim order, after `after`: those to wake on a resume."""
+        return await self.database.run(
+            lambda own: self._sweeps.claimable(own, queue, (job_type or "").lower(), after=after, limit=limit),
+            control=True,
         )

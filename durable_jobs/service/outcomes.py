@@ -11,19 +11,18 @@ from durable_jobs.contract import decisions
 from durable_jobs.contract.decisions import require_holder
 from durable_jobs.contract.errors import (
     FieldProblem,
-    IdempotencyKeyConflict,
     InvalidInput,
     LeaseLost,
     NotStorable,
     Refused,
 )
 from durable_jobs.contract.models import Claim, CreatedJob, Job, JobError
-from durable_jobs.contract.rules import encode_json, json_problem, storable_text
+from durable_jobs.contract.rules import encode_json, json_problem
 from durable_jobs.contract.specs import FollowUp
 from durable_jobs.contract.states import JobStatus
 from durable_jobs.contract.trail import result_in_event
 from durable_jobs.service.base import ServicePart, require_json, require_text
-from durable_jobs.service.creation import create_all
+from durable_jobs.service.follow_ups import FollowUps
 
 
 class Completion(BaseModel):
@@ -35,7 +34,7 @@ class Completion(BaseModel):
     follow_ups: list[CreatedJob] = []
 
 
-class Outcomes(ServicePart):
+class Outcomes(FollowUps, ServicePart):
     async def complete_job(
         self,
         claim: Claim,
@@ -69,36 +68,13 @@ class Outcomes(ServicePart):
                     return refusal
             ended = decisions.ended(job, JobStatus.COMPLETED, now, None, result=result, updated_at=now)
             job = job.model_copy(update=ended)
-            return await self._follow_up(connection, job, follow_ups, follow_up_problem)
+            job, created = await self._follow_up(connection, job, follow_ups, follow_up_problem, claim.worker_id)
+            return Completion(job=job, follow_ups=created)
 
         answer = await self.database.run(work)
         if isinstance(answer, Refused):
             raise answer
         return answer
-
-    async def _follow_up(
-        self, connection: AsyncConnection, parent: Job, follow_ups: Sequence[FollowUp], problem: str | None
-    ) -> Completion:
-        """Create the follow-ups of a job that this transaction completed; escalate the job over what went wrong."""
-        specs = [
-            follow_up.spec(
-                parent_id=parent.id,
-                organization=parent.organization_id,
-                project=parent.project_id,
-                queue=parent.queue,
-            )
-            for follow_up in follow_ups
-        ]
-        answers = await create_all(self._store, connection, specs)
-        conflicts = [answer.message for answer in answers if isinstance(answer, IdempotencyKeyConflict)]
-        if conflicts:
-            problem = f"FOLLOW_UP_CONFLICT: {'; '.join(conflicts)}"
-        if problem:
-            job, now = await self._store.lock(connection, parent.id)
-            reason = storable_text(problem, 2048)
-            change = decisions.escalate(job, reason=reason, actor=str(parent.claimed_by), now=now)
-            parent = await self._store.apply(connection, job, change, now)
-        return Completion(job=parent, follow_ups=[answer for answer in answers if isinstance(answer, CreatedJob)])
 
     async def fail_job(self, claim: Claim, error: JobError, retryable: bool) -> Job:
         """End the attempt in failure, as the boundary decides: `contract.decisions.fail`.

@@ -52,7 +52,7 @@ class JobStore:
             columns[name] = [getattr(spec, name) for spec in specs]
         sql = statements.statement(statements.INSERT, self.schema)
         rows = await self._rows(connection, sql, columns | {"launch_check_seconds": LAUNCH_CHECK_SECONDS})
-        return [_job(row) for row in rows]
+        return [job_of(row) for row in rows]
 
     async def existing(self, connection: AsyncConnection, keys: Sequence[tuple[str, str, str]]) -> list[Job]:
         """The jobs under these (organization, project, idempotency key)."""
@@ -62,7 +62,7 @@ class JobStore:
             "idempotency_key": [key[2] for key in keys],
         }
         rows = await self._rows(connection, statements.statement(statements.EXISTING, self.schema), columns)
-        return [_job(row) for row in rows]
+        return [job_of(row) for row in rows]
 
     async def claim(
         self,
@@ -81,7 +81,7 @@ class JobStore:
         sql = statements.claim_statement(self.schema, job_id is not None, frozenset(filters))
         parameters = {"worker_id": worker_id, "claim_token": claim_token, "job_id": job_id, **filters}
         rows = await self._rows(connection, sql, parameters | {"launch_check_seconds": LAUNCH_CHECK_SECONDS})
-        return (rows[0]["decision"], _job(rows[0])) if rows else None
+        return (rows[0]["decision"], job_of(rows[0])) if rows else None
 
     async def mark_dispatched(
         self, connection: AsyncConnection, claim: Claim, operation_key: str, grace_seconds: float
@@ -105,7 +105,7 @@ class JobStore:
         )
         if not rows:
             raise JobNotFound(f"no job {claim.job_id}")
-        return _job(rows[0]), rows[0]["now"], rows[0]["applied"]
+        return job_of(rows[0]), rows[0]["now"], rows[0]["applied"]
 
     async def renew(
         self,
@@ -125,12 +125,13 @@ class JobStore:
         rows = await self._rows(connection, statements.statement(statements.LOCK, self.schema), {"job_id": job_id})
         if not rows:
             raise JobNotFound(f"no job {job_id}")
-        return _job(rows[0]), rows[0]["now"]
+        return job_of(rows[0]), rows[0]["now"]
 
     async def apply(self, connection: AsyncConnection, job: Job, change: Change, now: datetime) -> Job:
         """Write a decided change of a locked row, with its event and the end of its attempt, in one statement."""
         attempt = change.attempt or {}
-        sql = statements.change_statement(self.schema, tuple(change.columns), tuple(attempt))
+        fences = change.columns.get("lease_generation", job.lease_generation) != job.lease_generation
+        sql = statements.change_statement(self.schema, tuple(change.columns), tuple(attempt), fences)
         parameters = {name: _adapted(value) for name, value in change.columns.items()}
         parameters |= {f"attempt_{name}": _adapted(value) for name, value in attempt.items()}
         parameters |= {
@@ -143,7 +144,7 @@ class JobStore:
             "data": _adapted(change.data),
         }
         (row,) = await self._rows(connection, sql, parameters)
-        return _job(row)
+        return job_of(row)
 
     async def set_columns(
         self, connection: AsyncConnection, job: Job, columns: Mapping[str, Any], now: datetime
@@ -186,7 +187,7 @@ class JobStore:
         row = (await connection.execute(query)).mappings().first()
         if row is None:
             raise JobNotFound(f"no job {job_id}")
-        return _job(row), row["now"]
+        return job_of(row), row["now"]
 
     async def get(self, connection: AsyncConnection, job_id: UUID, organization: str | None = None) -> Job:
         """Raises `JobNotFound`, also for another organization's job when one is given."""
@@ -196,7 +197,7 @@ class JobStore:
         row = (await connection.execute(query)).mappings().first()
         if row is None:
             raise JobNotFound(f"no job {job_id}")
-        return _job(row)
+        return job_of(row)
 
     async def list_jobs(
         self,
@@ -220,7 +221,7 @@ class JobStore:
             query = query.where(jobs.c.status.in_([str(status) for status in statuses]))
         if after is not None:
             query = query.where(jobs.c.id > after)
-        return [_job(row) for row in (await connection.execute(query)).mappings()]
+        return [job_of(row) for row in (await connection.execute(query)).mappings()]
 
     async def list_events(self, connection: AsyncConnection, job_id: UUID, *, after: int, limit: int) -> list[JobEvent]:
         """At most `limit` events of the job in their order, after event `after`."""
@@ -256,7 +257,8 @@ def _holder(claim: Claim) -> dict[str, Any]:
     return {"job_id": claim.job_id, "worker_id": claim.worker_id, "generation": claim.generation}
 
 
-def _job(row: RowMapping) -> Job:
+def job_of(row: RowMapping | Mapping[str, Any]) -> Job:
+    """The record of a row, whatever else the row carries."""
     return Job.model_validate({name: value for name, value in row.items() if name in _JOB_FIELDS})
 
 

@@ -61,6 +61,7 @@ judged AS MATERIALIZED (
         WHEN j.status IN ('claimed', 'running') AND j.claimed_by = %(worker_id)s AND j.claim_token = %(claim_token)s
             THEN 'repeated'
         WHEN j.status = 'queued' AND j.scheduled_at > j.now THEN 'not_due'
+        WHEN j.status = 'queued' AND {paused} THEN 'paused'
         WHEN j.status = 'queued' THEN 'claim'
         WHEN j.status NOT IN ('claimed', 'running') THEN 'settled'
         WHEN j.lease_expires_at > j.now THEN 'held'
@@ -68,6 +69,7 @@ judged AS MATERIALIZED (
         WHEN j.dispatched_at IS NOT NULL THEN 'indeterminate'
         WHEN j.cancel_requested_at IS NOT NULL THEN 'cancelled'
         WHEN j.attempt_count >= j.max_attempts THEN 'dead_letter'
+        WHEN {paused} THEN 'paused'
         ELSE 'claim'
     END AS decision
     FROM judged j
@@ -95,6 +97,8 @@ judged AS MATERIALIZED (
         started_at = CASE d.decision WHEN 'claim' THEN COALESCE(d.started_at, d.now) ELSE d.started_at END,
         finished_at = CASE d.decision WHEN 'claim' THEN NULL ELSE d.now END,
         error = CASE d.decision WHEN 'claim' THEN d.error ELSE l.error END,
+        escalated_at = CASE d.decision WHEN 'claim' THEN NULL ELSE d.escalated_at END,
+        escalation_reason = CASE d.decision WHEN 'claim' THEN NULL ELSE d.escalation_reason END,
         dead_lettered_at = CASE d.decision WHEN 'dead_letter' THEN d.now END,
         dead_letter_reason = CASE d.decision WHEN 'dead_letter' THEN l.error ->> 'message' END,
         launch_check_at = CASE WHEN d.decision IN ('claim', 'indeterminate')
@@ -150,10 +154,11 @@ WITH expired_head AS (
 ), locked AS MATERIALIZED (
     SELECT * FROM expired UNION ALL SELECT * FROM queued
 ),"""
-_QUEUED = "j.status = 'queued' AND j.scheduled_at <= statement_timestamp() AND {scope}"
+_PAUSED = "EXISTS (SELECT FROM {s}.queue_controls q WHERE q.queue = j.queue AND q.job_type IN ('', j.job_type))"
+_QUEUED = "j.status = 'queued' AND j.scheduled_at <= statement_timestamp() AND {scope} AND NOT {paused}"
 _EXPIRED = (
     "j.status IN ('claimed', 'running') AND j.lease_expires_at <= statement_timestamp()"
-    " AND j.cancel_requested_at IS NULL AND {scope}"
+    " AND j.cancel_requested_at IS NULL AND {scope} AND NOT {paused}"
 )
 
 _HOLDER = """g.claimed_by = %(worker_id)s AND g.lease_generation = %(generation)s
@@ -268,12 +273,13 @@ def _job_columns(alias: str) -> str:
 
 def _filled(template: str, schema: str, **parts: str) -> str:
     values = {
+        **parts,
         "event_columns": EVENT_COLUMNS,
         "holder": _HOLDER,
         "renewed_lease": _RENEWED_LEASE,
         "order": _ORDER,
+        "paused": _PAUSED,
         **{f"job_columns_{alias}": _job_columns(alias) for alias in "cdg"},
-        **parts,
         "s": schema,
     }
     for name, value in values.items():
@@ -297,8 +303,9 @@ def claim_statement(schema: str, by_id: bool, filters: frozenset[str]) -> str:
 
 
 @cache
-def change_statement(schema: str, columns: tuple[str, ...], attempt_columns: tuple[str, ...]) -> str:
-    """One decided change of a locked row: the row, its event, and the row of its generation's attempt."""
+def change_statement(schema: str, columns: tuple[str, ...], attempt_columns: tuple[str, ...], fences: bool) -> str:
+    """One decided change of a locked row: the row, its event, and the row of its generation's attempt. Where it
+    `fences`, the new generation gets an attempt row too, ended as it begins."""
     sets = ", ".join(f"{name} = %({name})s" for name in columns)
     attempt_sets = ", ".join(f"{name} = %(attempt_{name})s" for name in attempt_columns)
     attempt = (
@@ -309,12 +316,22 @@ def change_statement(schema: str, columns: tuple[str, ...], attempt_columns: tup
         if attempt_columns
         else ""
     )
+    fence = (
+        """, fence AS (
+        INSERT INTO {s}.job_attempts (job_id, generation, organization_id, project_id, intent_number, worker_id,
+            claimed_at, ended_at, outcome)
+        SELECT id, lease_generation, organization_id, project_id, intent_number, %(actor)s, %(now)s, %(now)s, status
+        FROM changed
+    )"""
+        if fences
+        else ""
+    )
     template = f"""
 WITH changed AS (
     UPDATE {{s}}.jobs j SET {sets}, updated_at = %(now)s
     WHERE j.id = %(job_id)s AND j.status = %(from_status)s AND j.lease_generation = %(from_generation)s
     RETURNING j.*
-){attempt}, event AS (
+){attempt}{fence}, event AS (
     INSERT INTO {{s}}.job_events {{event_columns}}
     SELECT id, organization_id, project_id, %(event)s, status, lease_generation, intent_number, attempt_count,
         %(actor)s, %(now)s, %(data)s

@@ -1,7 +1,7 @@
 """The tables, for reads and for comparing with the migrated database. The migrations are the authority on the DDL."""
 
 from sqlalchemy import BigInteger, Boolean, Column, Float, Identity, Integer, MetaData, Table, Text
-from sqlalchemy.dialects.postgresql import JSONB, TIMESTAMP, UUID
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB, TIMESTAMP, UUID
 
 SCHEMA = "durable_jobs"
 """The default schema; `Database(schema=…)` translates to another."""
@@ -112,4 +112,30 @@ control_events = Table(
     Column("reason", Text),
     _time("occurred_at", nullable=False),
     Column("data", JSONB, nullable=False),
+)
+
+queue_controls = Table(
+    "queue_controls",
+    metadata,
+    Column("queue", Text, primary_key=True),
+    Column("job_type", Text, primary_key=True),
+    _time("paused_at", nullable=False),
+    Column("actor", Text, nullable=False),
+    Column("reason", Text, nullable=False),
+)
+
+workers = Table(
+    "workers",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("host", Text, nullable=False),
+    Column("pid", Integer, nullable=False),
+    Column("version", Text, nullable=False),
+    Column("queue", Text, nullable=False),
+    Column("job_types", ARRAY(Text), nullable=False),
+    Column("organizations", ARRAY(Text)),
+    Column("running", Integer, nullable=False),
+    _time("started_at", nullable=False),
+    _time("heartbeat_at", nullable=False),
+    _time("stopped_at"),
 )

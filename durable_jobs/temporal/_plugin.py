@@ -2,11 +2,13 @@
 
 import asyncio
 import builtins
+import contextlib
 import os
 import secrets
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
+from importlib.metadata import version
 from typing import Any
 
 from temporalio.client import Client
@@ -14,17 +16,24 @@ from temporalio.common import VersioningBehavior
 from temporalio.plugin import SimplePlugin
 from temporalio.worker import ReplayerConfig, Worker, WorkerConfig
 
-from durable_jobs.contract.errors import InvalidInput
-from durable_jobs.contract.rules import identifier_problem
+from durable_jobs.contract.errors import DurableJobsError, InvalidInput
+from durable_jobs.contract.reconciliation import ReconciliationPolicy
+from durable_jobs.contract.rules import RESERVED_QUEUE_SUFFIX, identifier_problem
 from durable_jobs.handler import JobHandler
 from durable_jobs.service import Database, DurableJobService
 from durable_jobs.service.base import DEFAULT_GRACE_SECONDS
 from durable_jobs.store.tables import SCHEMA
 from durable_jobs.temporal.activities import JobActivities
+from durable_jobs.temporal.escalation import EscalationHook, Escalations
 from durable_jobs.temporal.job_workflow import JobWorkflow, VersionedJobWorkflow
 from durable_jobs.temporal.keeper import LeaseKeeper
 from durable_jobs.temporal.launch import Launcher
+from durable_jobs.temporal.reconciliation_workflow import ReconciliationWorkflow
+from durable_jobs.temporal.schedule import DEFAULT_INTERVAL, ensure_schedule, reconciliation_queue
+from durable_jobs.temporal.sweeps import SweepActivities
 
+SWEEP_SLOTS = 4
+SWEEP_POOL_SIZE = 8
 SHUTDOWN_ALLOWANCE = timedelta(seconds=15)
 """What Temporal's own shutdown timeout leaves beyond the grace period, to write the outcomes."""
 
@@ -35,6 +44,8 @@ class DurableJobsPlugin(SimplePlugin):
     `handlers`: one for each job type that the worker hosts, on the worker's own task queue. `organizations`: host
     these tenants alone. `grace_seconds`: how long handlers may run on when the worker shuts down; the worker's
     graceful shutdown timeout is raised to it, as Temporal's default is none. `database_url`: postgresql://, migrated.
+    `reconciliation`, `reconcile_every`: how and how often uncertain jobs of the queue are swept. `on_escalation`: what
+    to call with a job that needs an operator, a callable or the URL of a webhook; by default the log.
 
     Given on the client it reaches every worker of that client; given twice it registers once. When the database
     can't be reached at the worker's start, the worker shuts down and the error is raised from its `run`.
@@ -49,10 +60,16 @@ class DurableJobsPlugin(SimplePlugin):
         *,
         organizations: Sequence[str] | None = None,
         grace_seconds: float = DEFAULT_GRACE_SECONDS,
+        reconciliation: ReconciliationPolicy | None = None,
+        reconcile_every: timedelta = DEFAULT_INTERVAL,
+        on_escalation: EscalationHook | str | None = None,
         schema: str = SCHEMA,
         pool_size: int = 10,
     ) -> None:
         super().__init__("durable-jobs")
+        self.policy = reconciliation or ReconciliationPolicy()
+        self.reconcile_every = reconcile_every
+        self.escalations = Escalations(on_escalation)
         self.database_url = database_url
         self.handlers = _by_type(handlers)
         self.organizations = list(organizations) if organizations is not None else None
@@ -62,11 +79,15 @@ class DurableJobsPlugin(SimplePlugin):
 
     def configure_worker(self, config: WorkerConfig) -> WorkerConfig:
         """See the base class."""
-        if any(_host_of(each) for each in config.get("activities") or ()):
+        mine = config["task_queue"].endswith(RESERVED_QUEUE_SUFFIX)
+        if mine or any(_host_of(each) for each in config.get("activities") or ()):
             return config
-        host = _Host(self, config["client"])
+        host = _Host(self, config["client"], config["task_queue"])
         config["activities"] = [*(config.get("activities") or ()), *host.all()]
-        config["workflows"] = [*(config.get("workflows") or ()), _workflow_for(config)]
+        config["workflows"] = [
+            *(config.get("workflows") or ()),
+            VersionedJobWorkflow if _is_versioned(config) else JobWorkflow,
+        ]
         least = timedelta(seconds=self.grace_seconds) + SHUTDOWN_ALLOWANCE
         config["graceful_shutdown_timeout"] = max(config.get("graceful_shutdown_timeout") or least, least)
         return config
@@ -74,8 +95,9 @@ class DurableJobsPlugin(SimplePlugin):
     def configure_replayer(self, config: ReplayerConfig) -> ReplayerConfig:
         """See the base class."""
         workflows = list(config.get("workflows") or ())
-        if JobWorkflow not in workflows:
-            config["workflows"] = [*workflows, JobWorkflow]
+        config["workflows"] = workflows + [
+            each for each in (JobWorkflow, ReconciliationWorkflow) if each not in workflows
+        ]
         return config
 
     async def run_worker(self, worker: Worker, next: Callable[[Worker], Awaitable[None]]) -> None:
@@ -103,30 +125,70 @@ class DurableJobsPlugin(SimplePlugin):
 class _Host(JobActivities):
     """What one worker needs to host jobs. Opened when the worker runs, closed after its last attempt has ended."""
 
-    def __init__(self, plugin: DurableJobsPlugin, client: Client) -> None:
+    def __init__(self, plugin: DurableJobsPlugin, client: Client, queue: str) -> None:
         self.plugin = plugin
         self.running = False
+        self._client = client
+        self._queue = queue
         # One incarnation of one process: a pod's name alone would let a new process renew the old one's leases.
         worker_id = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         self._database = Database(plugin.database_url, schema=plugin.schema, pool_size=plugin.pool_size)
+        # The sweep's connections are its own, as its slots are: jobs in full swing must not starve it.
+        self._sweep_database = Database(plugin.database_url, schema=plugin.schema, pool_size=SWEEP_POOL_SIZE)
+        self._sweeper: Worker | None = None
+        self._sweeping: asyncio.Task[None] | None = None
+        launcher = Launcher(client)
         super().__init__(
             worker_id,
             DurableJobService(self._database, grace_seconds=plugin.grace_seconds),
             LeaseKeeper(self._database.url, plugin.schema, worker_id, plugin.grace_seconds),
-            Launcher(client),
+            launcher,
             plugin.handlers,
             plugin.organizations,
+            plugin.escalations,
+        )
+        self._sweeps = SweepActivities(
+            DurableJobService(self._sweep_database),
+            launcher,
+            plugin.handlers,
+            plugin.organizations,
+            plugin.policy,
+            plugin.escalations,
         )
 
     async def start(self) -> None:
-        """Raises `StoreUnavailable`, or `SchemaMissing` on a database that was not migrated."""
+        """Raises `StoreUnavailable`, `SchemaMissing` on a database that was not migrated, or Temporal's `RPCError`."""
         self.running = True
         await self._database.check()
+        await self._service.register_worker(
+            self.worker_id,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            version=version("durable-jobs"),
+            queue=self._queue,
+            job_types=sorted(self.plugin.handlers),
+            organizations=self.plugin.organizations,
+        )
+        await ensure_schedule(self._client, self._queue, self.plugin.reconcile_every)
         self._keeper.start()
+        self._sweeper = Worker(
+            self._client,
+            task_queue=reconciliation_queue(self._queue),
+            workflows=[ReconciliationWorkflow],
+            activities=self._sweeps.all(),
+            max_concurrent_activities=SWEEP_SLOTS,
+        )
+        self._sweeping = asyncio.create_task(self._sweeper.run())
 
     async def stop(self) -> None:
+        if self._sweeper is not None and self._sweeping is not None:
+            await self._sweeper.shutdown()
+            await asyncio.wait({self._sweeping})
         await self._keeper.stop()
+        with contextlib.suppress(DurableJobsError):  # a record left behind goes stale by itself
+            await self._service.stop_worker(self.worker_id)
         await self._database.close()
+        await self._sweep_database.close()
 
 
 def _host_of(activity: object) -> _Host | None:
@@ -146,9 +208,9 @@ def _by_type(handlers: Sequence[JobHandler[Any, Any]]) -> dict[str, JobHandler[A
     return by_type
 
 
-def _workflow_for(config: WorkerConfig) -> type:
+def _is_versioned(config: WorkerConfig) -> bool:
+    """Whether the worker needs workflows that declare their versioning behaviour."""
     deployment = config.get("deployment_config")
     if deployment is None or not deployment.use_worker_versioning:
-        return JobWorkflow
-    undeclared = deployment.default_versioning_behavior is VersioningBehavior.UNSPECIFIED
-    return VersionedJobWorkflow if undeclared else JobWorkflow
+        return False
+    return deployment.default_versioning_behavior is VersioningBehavior.UNSPECIFIED

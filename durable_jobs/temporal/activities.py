@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -12,13 +12,14 @@ from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError
 
 from durable_jobs.contract.errors import DurableJobsError, JobNotFound
-from durable_jobs.contract.models import Job
+from durable_jobs.contract.models import ClaimRefusal, Job
 from durable_jobs.contract.specs import JobSpec
 from durable_jobs.contract.states import ACTIVE, JobStatus
 from durable_jobs.handler import JobHandler
 from durable_jobs.service import DurableJobService
 from durable_jobs.temporal import messages
 from durable_jobs.temporal.attempt import Attempt, claim_for_attempt
+from durable_jobs.temporal.escalation import Escalations
 from durable_jobs.temporal.keeper import LeaseKeeper
 from durable_jobs.temporal.launch import Launcher, job_priority, job_start, job_summary
 from durable_jobs.temporal.messages import CancelAsk, ChildJob, JobAnswer, JobStart, JobView
@@ -26,6 +27,8 @@ from durable_jobs.temporal.messages import CancelAsk, ChildJob, JobAnswer, JobSt
 logger = logging.getLogger(__name__)
 
 HEARTBEATS_PER_LEASE = 3
+NOT_HOSTED_FOR = timedelta(minutes=15)
+"""How long a due job waits for a worker with its handler before it is escalated; the design, section 7."""
 
 
 class JobActivities:
@@ -39,8 +42,10 @@ class JobActivities:
         launcher: Launcher,
         handlers: Mapping[str, JobHandler[Any, Any]],
         organizations: Sequence[str] | None,
+        escalations: Escalations,
     ) -> None:
         self.worker_id = worker_id
+        self._escalations = escalations
         self._service = service
         self._keeper = keeper
         self._launcher = launcher
@@ -54,10 +59,7 @@ class JobActivities:
         handler = self._handlers.get(start.job_type)
         hosted = self._organizations is None or start.organization in self._organizations
         if handler is None or not hosted:
-            view = await self._view(UUID(start.job_id))
-            if not view.terminal:
-                view.code = messages.NOT_HOSTED
-            return view
+            return await self._not_hosted(UUID(start.job_id))
         working = asyncio.create_task(self._attempt(handler, UUID(start.job_id)))
         beating = asyncio.create_task(_beat(start.lease_seconds / HEARTBEATS_PER_LEASE))
         given_up = False
@@ -78,10 +80,32 @@ class JobActivities:
             if given_up:
                 await self._wake(UUID(start.job_id))
 
+    async def _not_hosted(self, job_id: UUID) -> JobView:
+        """Nothing is claimed and no attempt consumed; a job that has been due for long goes before an operator."""
+        try:
+            job, now = await self._service.get_job_and_clock(job_id)
+        except JobNotFound:
+            return await self._view(job_id)
+        view = view_of(job, now)
+        if view.terminal:
+            return view
+        view.code = messages.NOT_HOSTED
+        due = max(job.scheduled_at, job.created_at)
+        if job.status is JobStatus.QUEUED and now - due > NOT_HOSTED_FOR:
+            reason = (
+                f"NOT_HOSTED: the workers of queue {job.queue!r} do not host {job.job_type!r} for this organization"
+            )
+            if escalated := await self._service.escalate_job(job, reason, self.worker_id):
+                await self._escalations(escalated)
+        return view
+
     async def _attempt(self, handler: JobHandler[Any, Any], job_id: UUID) -> JobView:
         outcome = await claim_for_attempt(self._service, self.worker_id, job_id, self._organizations)
         if outcome.claim is None or outcome.job is None:
-            return await self._view(job_id)
+            view = await self._view(job_id)
+            if outcome.refusal is ClaimRefusal.PAUSED:
+                view.code = messages.PAUSED
+            return view
         attempt = Attempt(self._service, self._keeper, handler, outcome.claim, outcome.job)
         stopping = asyncio.create_task(_on_shutdown(attempt))
         try:
@@ -90,7 +114,11 @@ class JobActivities:
             stopping.cancel()
         for job in ended.follow_ups:
             await self._launch(job)
-        return await self._view(job_id) if ended.job is None else view_of(ended.job, ended.job.updated_at)
+        if ended.job is None:
+            return await self._view(job_id)
+        if ended.job.escalated_at is not None:
+            await self._escalations(ended.job)
+        return view_of(ended.job, ended.job.updated_at)
 
     async def _launch(self, job: Job) -> None:
         """Start a follow-up's workflow; one that can't be started now is found by the launch sweep."""

@@ -30,10 +30,10 @@ from durable_jobs.contract.errors import (
 )
 from durable_jobs.contract.models import Claim, ClaimOutcome, ClaimRefusal, Job, JobError
 from durable_jobs.contract.rules import evidence_of
-from durable_jobs.contract.specs import FollowUp
 from durable_jobs.contract.states import EventName
 from durable_jobs.handler import JobHandler
 from durable_jobs.service import DurableJobService
+from durable_jobs.service.sweep import named_follow_ups
 from durable_jobs.temporal.context import AttemptContext, Boundary
 from durable_jobs.temporal.keeper import HeldLease, LeaseKeeper
 
@@ -219,7 +219,7 @@ class Attempt:
             dumped: Any = self._handler.dump_result(result)
         except Exception as error:
             return await self._unstorable(error, result)
-        follow_ups, problem = self._follow_ups(dumped)
+        follow_ups, problem = named_follow_ups(self._handler, self._job.model_copy(update={"result": dumped}))
         created: list[Job] = []
 
         async def complete() -> Job:
@@ -240,15 +240,6 @@ class Attempt:
         if self._context.boundary is Boundary.PAST:
             return await self._write(lambda: self._service.mark_indeterminate(self._claim, error))
         return await self._write(lambda: self._service.fail_job(self._claim, error, retryable=False))
-
-    def _follow_ups(self, dumped: Any) -> tuple[list[FollowUp], str | None]:
-        """What the handler wants created; a failure there undoes no completion, it is recorded instead."""
-        try:
-            if type(self._handler).follow_ups is JobHandler.follow_ups:
-                return [], None
-            return list(self._handler.follow_ups(self._job, self._handler.parse_result(dumped))), None
-        except Exception as error:
-            return [], f"FOLLOW_UPS_FAILED: {type(error).__name__}: {error}"
 
     async def _write(self, write: Callable[[], Awaitable[Job]]) -> Ended:
         """Write the outcome, through an absent database until the lease is gone, with the same generation.

@@ -1,4 +1,5 @@
-"""The lease keeper: one thread and one connection for each worker, renewing the leases of the attempts it runs.
+"""The lease keeper: one thread and one connection for each worker, renewing the leases of the attempts it runs, and
+the worker's own heartbeat in the registry.
 
 On a thread of its own, so that a handler that holds the event loop doesn't lose its leases; in one statement for all
 of them, whatever their number.
@@ -19,10 +20,12 @@ from durable_jobs.contract.models import Claim, Job
 from durable_jobs.store.database import BEGIN, CONNECT_ARGS
 from durable_jobs.store.jobs import renewal
 from durable_jobs.store.statements import RENEW, statement
+from durable_jobs.store.sweeps import BEAT, SweepStore
 
 logger = logging.getLogger(__name__)
 
 RENEWALS_PER_LEASE = 6
+WORKER_HEARTBEAT_SECONDS = 10.0
 
 
 class HeldLease:
@@ -60,6 +63,7 @@ class LeaseKeeper:
     def __init__(self, database_url: str, schema: str, worker_id: str, grace_seconds: float) -> None:
         self._url = urlsplit(database_url)._replace(scheme="postgresql").geturl()
         self._sql = statement(RENEW, schema, skip_locked="SKIP LOCKED")
+        self._beat_sql = SweepStore(schema).sql(BEAT)
         self._worker_id = worker_id
         self._grace_seconds = grace_seconds
         self._held: dict[tuple[UUID, int], HeldLease] = {}
@@ -95,21 +99,27 @@ class LeaseKeeper:
 
     def _run(self) -> None:
         connection: psycopg.Connection | None = None
-        next_tick = time.monotonic()
+        renewal_due = beat_due = time.monotonic()
         while not self._stopped:
             with self._lock:
                 held = list(self._held.values())
-            tick = min((lease.lease_seconds for lease in held), default=3600.0) / RENEWALS_PER_LEASE
-            # Woken by a new lease: it may be the shortest. Its claim has just set it, so no renewal is due yet.
-            next_tick = min(next_tick, time.monotonic() + tick) if held else time.monotonic() + tick
-            if self._stirred.wait(max(0.0, next_tick - time.monotonic())):
+            tick = min((lease.lease_seconds for lease in held), default=WORKER_HEARTBEAT_SECONDS) / RENEWALS_PER_LEASE
+            # Woken by a new lease: it may be the shortest. Its claim has just set it, so it is not due yet.
+            renewal_due = min(renewal_due, time.monotonic() + tick)
+            if self._stirred.wait(max(0.0, min(renewal_due, beat_due) - time.monotonic())):
                 self._stirred.clear()
                 continue
-            next_tick = time.monotonic() + tick
+            now = time.monotonic()
             try:
                 if connection is None or connection.closed:
                     connection = psycopg.connect(self._url, autocommit=True, **CONNECT_ARGS)
-                self._renew(connection, held)
+                if now >= renewal_due:
+                    renewal_due = now + tick
+                    if held:
+                        self._renew(connection, held)
+                if now >= beat_due:
+                    beat_due = now + WORKER_HEARTBEAT_SECONDS
+                    connection.execute(self._beat_sql, {"id": self._worker_id, "running": len(held)})
             except psycopg.Error as error:
                 logger.warning("Renewing %d leases failed, tried again at the next tick: %s", len(held), error)
                 _close(connection)

@@ -2,7 +2,7 @@
 
 import hashlib
 import logging
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from temporalio.api.enums.v1 import IndexedValueType
@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 _QUEUE = SearchAttributeKey.for_keyword(messages.QUEUE_ATTRIBUTE)
 _ATTRIBUTES = (messages.STATE_ATTRIBUTE, messages.QUEUE_ATTRIBUTE, messages.OPERATION_KEY_ATTRIBUTE)
 _FAIRNESS_KEY_BYTES = 64
+RPC_TIMEOUT = timedelta(seconds=5)
+"""The row is committed by then: with Temporal away its workflow is launched later."""
 
 
 def job_start(job: Job, *, indexed: bool) -> JobStart:
@@ -60,9 +62,12 @@ class Launcher:
         self.client = client
         self._indexed: bool | None = None
 
-    async def start(self, job: Job) -> None:
-        """Start the job's workflow, due at its schedule, unless it runs already. Raises `RPCError`."""
-        delay = job.scheduled_at - job.created_at
+    async def start(self, job: Job, *, now: datetime | None = None) -> None:
+        """Start the job's workflow, due at its schedule, unless it runs already. Raises `RPCError`.
+
+        `now`, on the database's clock, is when the row was read; by default its creation.
+        """
+        delay = job.scheduled_at - (now or job.created_at)
         await self._start(job, start_delay=delay if delay > timedelta(0) else None)
 
     async def wake(self, job: Job) -> None:
@@ -71,6 +76,14 @@ class Launcher:
         Signal-with-start: a plain signal neither wakes a start delay nor reaches a run that is closing.
         """
         await self._start(job, start_signal=messages.WAKE)
+
+    async def nudge(self, job: Job) -> None:
+        """Make the workflow of a settled job look at the row, if one still runs. Raises `RPCError`."""
+        try:
+            await self.client.get_workflow_handle(workflow_id(job.id)).signal(messages.WAKE)
+        except RPCError as error:
+            if error.status is not RPCStatusCode.NOT_FOUND:
+                raise
 
     async def _start(self, job: Job, **how: Any) -> None:
         indexed = await self.indexed()
@@ -86,6 +99,7 @@ class Launcher:
             search_attributes=TypedSearchAttributes([SearchAttributePair(_QUEUE, job.queue)])
             if indexed
             else TypedSearchAttributes.empty,
+            rpc_timeout=RPC_TIMEOUT,
             **how,
         )
 

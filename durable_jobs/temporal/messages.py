@@ -16,7 +16,12 @@ CREATE_JOB = "durable_jobs.create_job"
 READ_RESULT = "durable_jobs.read_result"
 WAKE = "wake"
 
+RECONCILIATION_TYPE = "DurableJobsReconciliation"
+RECONCILIATION_SWEEP = "durable_jobs.reconciliation_sweep"
+LAUNCH_SWEEP = "durable_jobs.launch_sweep"
+
 NOT_HOSTED = "NOT_HOSTED"
+PAUSED = "PAUSED"
 NOT_FOUND = "NOT_FOUND"
 
 STATE_ATTRIBUTE = "DurableJobState"

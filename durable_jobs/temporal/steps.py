@@ -3,12 +3,16 @@
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from durable_jobs.temporal.messages import NOT_HOSTED, JobView
+from durable_jobs.temporal.messages import NOT_HOSTED, PAUSED, JobView
 
 LONGEST_WAIT = 3600.0
 """Seconds. A 10-minute cap would fill a history in two months."""
 EXPIRY_MARGIN = 0.1
 """Seconds past the lease's end, so that the database's clock has passed it too."""
+
+
+_HELD_UP = {NOT_HOSTED: (300.0, "a worker with its handler"), PAUSED: (300.0, "its queue to be resumed")}
+"""Why an attempt moved nothing though the job is due: the longest wait, in seconds, and what for."""
 
 
 class Act(Enum):
@@ -44,7 +48,7 @@ def next_step(view: JobView, idle: int, waited: bool) -> Step:
         active = view.status != "queued"
         seconds = min(view.due_in + (EXPIRY_MARGIN if active else 0.0), LONGEST_WAIT)
         return Step(Act.WAIT, seconds, "its holder's lease" if active else "its schedule")
-    if waited or (idle == 0 and view.code != NOT_HOSTED):
+    if waited or (idle == 0 and view.code not in _HELD_UP):
         return Step(Act.ATTEMPT)
-    longest, why = (300.0, "a worker with its handler") if view.code == NOT_HOSTED else (60.0, "another try")
+    longest, why = _HELD_UP.get(view.code or "", (60.0, "another try"))
     return Step(Act.WAIT, widening(idle, longest=longest), why)

@@ -1,0 +1,78 @@
+"""The registry of workers, and what the launch sweep takes. Leases are never judged by it, only rows are."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from uuid import UUID
+
+from durable_jobs.contract.errors import DuplicateWorker
+from durable_jobs.contract.models import Job, WorkerRecord
+from durable_jobs.service.base import ServicePart
+from durable_jobs.store import sweeps
+
+HEARTBEAT_SECONDS = 10.0
+STALE_SECONDS = 60.0
+
+
+class Registry(ServicePart):
+    async def register_worker(
+        self,
+        worker_id: str,
+        *,
+        host: str,
+        pid: int,
+        version: str,
+        queue: str,
+        job_types: Sequence[str],
+        organizations: Sequence[str] | None,
+    ) -> None:
+        """Record a worker that begins to poll. Raises `DuplicateWorker` while one of the same id is alive."""
+        registered = await self.database.run(
+            lambda own: self._sweeps.execute(
+                own,
+                sweeps.REGISTER,
+                id=worker_id,
+                host=host,
+                pid=pid,
+                version=version,
+                queue=queue,
+                job_types=list(job_types),
+                organizations=list(organizations) if organizations is not None else None,
+                stale_seconds=STALE_SECONDS,
+            ),
+            control=True,
+        )
+        if not registered:
+            raise DuplicateWorker(f"worker id {worker_id!r} is that of a live worker")
+
+    async def stop_worker(self, worker_id: str) -> None:
+        """Record that a worker stopped polling; its record is kept."""
+        await self.database.run(lambda own: self._sweeps.execute(own, sweeps.STOP, id=worker_id), control=True)
+
+    async def list_workers(self) -> list[WorkerRecord]:
+        """Every record, stale and stopped ones as well."""
+        return await self.database.run(self._sweeps.workers, control=True)
+
+    async def take_due_for_launch(self, queue: str, *, limit: int = 500) -> list[tuple[Job, datetime]]:
+        """The queue's next jobs whose workflow is to be looked for, in claim order, each with the database's clock.
+
+        Each one's next check is pushed further out as it is taken: from half a minute, doubling, to an hour.
+        """
+        return await self.database.run(lambda own: self._sweeps.due_for_launch(own, queue, limit))
+
+    async def list_unhosted(self, no_handler_after: float, *, after: UUID | None = None, limit: int = 100) -> list[Job]:
+        """Uncertain jobs whose queue and type no live worker has hosted for so many seconds."""
+        return await self.database.run(
+            lambda own: self._sweeps.unhosted(own, no_handler_after=no_handler_after, after=after, limit=limit)
+        )
+
+    async def list_candidate_projects(
+        self, queue: str, job_types: Sequence[str], organizations: Sequence[str] | None
+    ) -> list[tuple[str, str]]:
+        """The (organization, project) pairs with candidates that are not escalated."""
+        scope = sweeps.scope_of(queue, job_types, organizations)
+        return await self.database.run(lambda own: self._sweeps.projects(own, scope))
+
+    async def count_escalated(self, queue: str, job_types: Sequence[str], organizations: Sequence[str] | None) -> int:
+        """How many uncertain jobs of this scope stand before an operator."""
+        scope = sweeps.scope_of(queue, job_types, organizations)
+        return await self.database.run(lambda own: self._sweeps.escalated_count(own, scope))
