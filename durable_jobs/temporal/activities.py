@@ -75,6 +75,10 @@ class JobActivities:
                     logger.info("Job %s: Temporal cancelled its attempt: %s", start.job_id, why)
         except DurableJobsError as error:
             raise ApplicationError(error.code, type=error.code, non_retryable=True) from None
+        except Exception as error:
+            # Its text may hold a tenant's content, which enters no history.
+            logger.exception("Job %s: its attempt broke", start.job_id)
+            raise ApplicationError("the attempt broke", type=type(error).__name__, non_retryable=True) from None
         finally:
             beating.cancel()
             if given_up:

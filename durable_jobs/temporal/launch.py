@@ -120,16 +120,17 @@ class Launcher:
     async def _ensure_search_attributes(self) -> bool:
         operator, namespace = self.client.operator_service, self.client.namespace
         try:
-            listed = await operator.list_search_attributes(ListSearchAttributesRequest(namespace=namespace))
+            asked = ListSearchAttributesRequest(namespace=namespace)
+            listed = await operator.list_search_attributes(asked, timeout=RPC_TIMEOUT)
             known = {name for name, kind in listed.custom_attributes.items() if kind == _KEYWORD}
             missing = [name for name in _ATTRIBUTES if name not in known]
             if missing:
                 wanted = dict.fromkeys(missing, _KEYWORD)
                 await operator.add_search_attributes(
-                    AddSearchAttributesRequest(namespace=namespace, search_attributes=wanted)
+                    AddSearchAttributesRequest(namespace=namespace, search_attributes=wanted), timeout=RPC_TIMEOUT
                 )
         except RPCError as error:
-            if error.status is RPCStatusCode.UNAVAILABLE:
+            if error.status in (RPCStatusCode.UNAVAILABLE, RPCStatusCode.DEADLINE_EXCEEDED, RPCStatusCode.CANCELLED):
                 raise
             logger.info("Without search attributes, as the namespace refused them: %s", error)
             return False
