@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from durable_jobs.client import DurableJobs, JobHandle
+    from durable_jobs.contract.envelope import ExecutionIdentity, ExecutionInput, GovernanceInput
     from durable_jobs.contract.errors import DurableJobsError, HaltUnsafe, JobFailed, JobOutcomeError
     from durable_jobs.contract.models import Job, JobAttempt, JobError, JobEvent, LeaseStatus
     from durable_jobs.contract.provider import ProviderState
+    from durable_jobs.contract.reconciliation import ReconciliationPolicy
     from durable_jobs.contract.specs import FollowUp, JobSpec
     from durable_jobs.contract.states import EventName, JobStatus
     from durable_jobs.handler import JobContext, JobHandler
@@ -19,8 +21,10 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "client": ("DurableJobs", "JobHandle"),
+    "contract.envelope": ("ExecutionIdentity", "ExecutionInput", "GovernanceInput"),
     "contract.errors": ("DurableJobsError", "HaltUnsafe", "JobFailed", "JobOutcomeError"),
     "contract.models": ("Job", "JobAttempt", "JobError", "JobEvent", "LeaseStatus"),
+    "contract.reconciliation": ("ReconciliationPolicy",),
     "contract.specs": ("FollowUp", "JobSpec"),
     "contract.states": ("EventName", "JobStatus"),
     "contract.provider": ("ProviderState",),
@@ -37,7 +41,10 @@ __all__ = [
     "DurableJobsError",
     "DurableJobsPlugin",
     "EventName",
+    "ExecutionIdentity",
+    "ExecutionInput",
     "FollowUp",
+    "GovernanceInput",
     "HaltUnsafe",
     "Job",
     "JobAttempt",
@@ -52,6 +59,7 @@ __all__ = [
     "JobStatus",
     "LeaseStatus",
     "ProviderState",
+    "ReconciliationPolicy",
 ]
 
 

@@ -1,19 +1,34 @@
 """What a product writes: a `JobHandler` for each job type. What it is given: a `JobContext`."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar, cast, get_args, get_origin
 from uuid import UUID
 
 from pydantic import BaseModel, TypeAdapter
 
+from durable_jobs.contract.envelope import ExecutionIdentity
 from durable_jobs.contract.models import Job, LeaseStatus
 from durable_jobs.contract.provider import ProviderState
 from durable_jobs.contract.specs import FollowUp
 
 RequestT = TypeVar("RequestT")
 ResultT = TypeVar("ResultT")
+
+
+@dataclass(frozen=True)
+class ShadowDecision:
+    """What a policy that runs in shadow would have decided of a dispatch."""
+
+    policy: str
+    allowed: bool
+    reasons: Sequence[str] = ()
+
+
+ShadowPolicy = Callable[[Job], ShadowDecision]
+"""Asked at each dispatch, beside the admission that decides; its answer is left on the trail and has no effect."""
 
 
 class JobContext(ABC):
@@ -27,6 +42,8 @@ class JobContext(ABC):
     generation: int
     intent: int
     """0, and one more for each deliberate retry by an operator."""
+    identity: ExecutionIdentity | None
+    """Whose work it is; None without a valid envelope."""
 
     @property
     @abstractmethod

@@ -32,9 +32,14 @@ async def run_job(spec: JobSpec) -> dict[str, Any]:
     the calling workflow cancels the job. A job that exists under the same key is waited for. Spec and result enter
     the calling workflow's history, with Temporal's limit of 2 MB.
 
+    Tenant, actor and trace are those of `spec.execution`; its run is the calling workflow's, unless it names one.
+
     Raises `ApplicationError`, whose type is the job's error code, for every ending but completed, and for a spec that
     is refused.
     """
+    if spec.execution is not None and spec.execution.run is None:
+        execution = spec.execution.model_copy(update={"run": workflow.info().run_id})
+        spec = spec.model_copy(update={"execution": execution})
     child = await workflow.execute_activity(
         messages.CREATE_JOB, spec.model_dump_json(), result_type=ChildJob, start_to_close_timeout=_TIMEOUT
     )

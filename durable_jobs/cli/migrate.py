@@ -12,6 +12,9 @@ def migrate(
         str, typer.Option(envvar="DURABLE_JOBS_DATABASE_URL", help="Of Postgres itself, not of a pooler.")
     ],
     schema: Annotated[str, typer.Option(help="Holds the tables; made if it isn't there.")] = "durable_jobs",
+    roles: Annotated[
+        bool, typer.Option("--roles", help="Also make an owner, a service and a tenant role, with row-level security.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Bring the schema to the newest revision. Safe when several start at once, and after one was killed.
@@ -26,7 +29,7 @@ def migrate(
     from durable_jobs.store import migrate as migration  # noqa: PLC0415
 
     try:
-        revision = migration.migrate(database_url, schema=schema)
+        revision = migration.migrate(database_url, schema=schema, roles=roles)
     except InvalidInput as error:
         fail(as_json, "INVALID_INPUT", str(error))
     except (CommandError, SQLAlchemyError) as error:

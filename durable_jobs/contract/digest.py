@@ -16,7 +16,37 @@ def request_digest(facts: Mapping[str, Any]) -> str:
     enter as their exact decimal text behind a NUL, which no stored string can hold; a float of that size is the
     integer that its shortest decimal form names, as Postgres stores it.
     """
-    return hashlib.sha256(rfc8785.dumps(_carriable(facts))).hexdigest()
+    canonical: bytes = rfc8785.dumps(_carriable(facts))
+    return hashlib.sha256(canonical).hexdigest()
+
+
+def job_digest(
+    *,
+    job_type: str,
+    queue: str,
+    payload: Mapping[str, Any],
+    tenant: str | None,
+    actor: str | None,
+    action_intent: str | None,
+    capability: Mapping[str, Any] | None,
+    policy: Mapping[str, Any] | None,
+    budget: Mapping[str, Any] | None,
+) -> str:
+    """The request digest of a job. Trace, lineage, times, priority and schedule, which differ between honest retries,
+    are not part of it."""
+    return request_digest(
+        {
+            "job_type": job_type,
+            "queue": queue,
+            "payload": payload,
+            "tenant": tenant,
+            "actor": actor,
+            "action_intent": action_intent,
+            "capability": capability,
+            "policy": policy,
+            "budget": budget,
+        }
+    )
 
 
 def _carriable(value: Any) -> Any:

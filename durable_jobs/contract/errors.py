@@ -206,6 +206,19 @@ class DuplicateWorker(Refused):
     code = "DUPLICATE_WORKER"
 
 
+class ApprovalNotFound(DurableJobsError):
+    """No such approval."""
+
+    code = "APPROVAL_NOT_FOUND"
+    http_status = 404
+
+
+class ApprovalConflict(Refused):
+    """The approval was granted otherwise, or consumed."""
+
+    code = "APPROVAL_CONFLICT"
+
+
 class NotRetryable(Refused):
     """Only a job that failed with certainty may be retried."""
 

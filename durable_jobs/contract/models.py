@@ -182,6 +182,24 @@ class ControlEvent(_Record):
     data: dict[str, Any]
 
 
+class Approval(_Record):
+    """One row of the approvals: a grant of one action intent, for one job to consume."""
+
+    organization_id: str
+    project_id: str
+    id: str
+    action_intent: str
+    granted_at: datetime
+    granted_by: str
+    expires_at: datetime | None
+    revoked_at: datetime | None
+    revoked_by: str | None
+    revoke_reason: str | None
+    consumed_at: datetime | None
+    consumed_by: UUID | None
+    """The job that crossed its boundary under it."""
+
+
 class WorkerRecord(_Record):
     """One row of the registry of workers: one incarnation of one process. Kept when stale, for diagnosis."""
 

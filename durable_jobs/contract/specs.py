@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from datetime import datetime
 from typing import Annotated, Any, Self, TypeVar
+from uuid import UUID
 
 from pydantic import (
     AfterValidator,
@@ -16,8 +17,10 @@ from pydantic import (
 )
 
 from durable_jobs.contract import rules
-from durable_jobs.contract.digest import request_digest
+from durable_jobs.contract.digest import job_digest
+from durable_jobs.contract.envelope import ExecutionInput, GovernanceInput, Text, read_execution_identity, seal_payload
 from durable_jobs.contract.errors import FieldProblem, InvalidJob, ReservedPayloadKey
+from durable_jobs.contract.models import Job
 
 T = TypeVar("T")
 
@@ -95,22 +98,62 @@ class JobSpec(_Submission):
     queue: Queue = "default"
     """Also the Temporal task queue."""
 
-    def digest(self) -> str:
-        """The request digest: see `request_digest`. Priority, times and schedule, which differ between honest
-        retries, are not part of it; identity and governance facts are null until they are submitted."""
-        return request_digest(
-            {
-                "job_type": self.job_type,
-                "queue": self.queue,
-                "payload": self.payload,
-                "tenant": None,
-                "actor": None,
-                "action_intent": None,
-                "capability": None,
-                "policy": None,
-                "budget": None,
-            }
+    execution: ExecutionInput | None = None
+    """Whose work it is; a consequential handler dispatches nothing without it."""
+    governance: GovernanceInput | None = None
+    """What was allowed; goes with `execution`."""
+    isolated: bool = False
+    """Run it on the organization's own task queue, `<queue>@<organization>`."""
+
+    @property
+    def stored_queue(self) -> str:
+        """The row's queue, and the Temporal task queue. Nobody can name an isolated one: `@` is no letter of theirs."""
+        return isolated_queue(self.queue, self.organization) if self.isolated else self.queue
+
+    def stored_payload(self, job_id: UUID) -> dict[str, Any]:
+        """The payload with its envelopes, bound to the row."""
+        return seal_payload(
+            self.payload,
+            self.execution,
+            self.governance,
+            organization=self.organization,
+            project=self.project,
+            job_id=job_id,
         )
+
+    def digest(self) -> str:
+        """The request digest: see `job_digest`."""
+        execution, governance = self.execution, self.governance
+        return job_digest(
+            job_type=self.job_type,
+            queue=self.stored_queue,
+            payload=self.payload,
+            tenant=execution.tenant if execution else None,
+            actor=execution.actor if execution else None,
+            action_intent=governance.action_intent if governance else execution.action_intent if execution else None,
+            capability=governance.capability if governance else None,
+            policy=governance.policy if governance else None,
+            budget=governance.budget if governance else None,
+        )
+
+    @model_validator(mode="after")
+    def _governed(self) -> Self:
+        if self.governance is None:
+            return self
+        if self.execution is None:
+            raise ValueError("governance goes with execution: whose work is it?")
+        for name in ("action_intent", "approval"):
+            typed, governed = getattr(self.execution, name), getattr(self.governance, name)
+            if typed is not None and typed != governed:
+                raise ValueError(f"execution.{name} {typed!r} is not governance.{name} {governed!r}")
+        if self.governance.expires_at <= self.governance.issued_at:
+            raise ValueError("governance.expires_at must be after governance.issued_at")
+        return self
+
+
+def isolated_queue(queue: str, organization: str) -> str:
+    """The task queue of one organization's isolated jobs; a worker that serves it hosts that organization alone."""
+    return f"{queue}@{organization}"
 
 
 class FollowUp(_Submission):
@@ -123,15 +166,34 @@ class FollowUp(_Submission):
     queue: Queue | None = None
     """None: the parent's queue."""
 
-    def spec(self, *, parent_id: object, organization: str, project: str, queue: str) -> JobSpec:
-        """The job that this follow-up of `parent_id` stands for."""
-        fields = {name: getattr(self, name) for name in _Submission.model_fields}
+    task: Text | None = None
+    """The task in the lineage; tenant, actor and trace are the parent's, so that a child can't claim another's."""
+    governance: GovernanceInput | None = None
+
+    def spec(self, parent: Job) -> JobSpec:
+        """The job that this follow-up of `parent` stands for. Raises `InvalidJob`, or `MalformedEnvelope`."""
+        identity = read_execution_identity(parent)
+        inherited = None
+        if identity is not None:
+            inherited = ExecutionInput(
+                tenant=identity.tenant,
+                actor=identity.actor,
+                trace=identity.trace,
+                task=self.task or identity.task,
+                run=identity.run,
+                parent_job=str(parent.id),
+                parent_run=identity.run,
+            )
+        queue, _, isolation = parent.queue.partition("@")
         return JobSpec(
-            **fields,
-            organization=organization,
-            project=project,
+            **{name: getattr(self, name) for name in _Submission.model_fields},
+            organization=parent.organization_id,
+            project=parent.project_id,
             queue=self.queue or queue,
-            idempotency_key=f"{parent_id}:{self.name}",
+            isolated=bool(isolation),
+            idempotency_key=f"{parent.id}:{self.name}",
+            execution=inherited,
+            governance=self.governance,
         )
 
 

@@ -1,5 +1,6 @@
 """The verbs: each one transaction over the store, committed before it returns."""
 
+from durable_jobs.service.approvals import Approvals, ApprovalStore
 from durable_jobs.service.claims import Claims
 from durable_jobs.service.control import Control, RecheckFilter
 from durable_jobs.service.creation import Creation
@@ -9,7 +10,7 @@ from durable_jobs.service.sweep import Sweeps
 from durable_jobs.store.database import Database
 
 
-class DurableJobService(Creation, Claims, Outcomes, Sweeps, Control, Reads):
+class DurableJobService(Creation, Claims, Outcomes, Sweeps, Control, Approvals, Reads):
     """The durable job service over one Postgres database.
 
     Async. Every verb owns its transaction, save `create_job(connection=…)`. All raise `StoreUnavailable` when the
@@ -17,4 +18,4 @@ class DurableJobService(Creation, Claims, Outcomes, Sweeps, Control, Reads):
     """
 
 
-__all__ = ["Completion", "Database", "DurableJobService", "RecheckFilter"]
+__all__ = ["ApprovalStore", "Completion", "Database", "DurableJobService", "RecheckFilter"]

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -10,10 +10,13 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from durable_jobs.contract.decisions import Change
 from durable_jobs.contract.errors import FieldProblem, InvalidInput
 from durable_jobs.contract.models import Job
-from durable_jobs.contract.rules import json_problem, text_problem
+from durable_jobs.contract.rules import json_problem, key_problem, text_problem
 from durable_jobs.store.database import Database
 from durable_jobs.store.jobs import JobStore
 from durable_jobs.store.sweeps import SweepStore
+
+if TYPE_CHECKING:
+    from durable_jobs.service.approvals import ApprovalStore
 
 DEFAULT_GRACE_SECONDS = 30.0
 
@@ -21,20 +24,36 @@ DEFAULT_GRACE_SECONDS = 30.0
 class ServicePart:
     """One part of `DurableJobService`. Each verb is one transaction, committed before it returns."""
 
-    def __init__(self, database: Database, *, grace_seconds: float = DEFAULT_GRACE_SECONDS) -> None:
+    def __init__(
+        self,
+        database: Database,
+        *,
+        grace_seconds: float = DEFAULT_GRACE_SECONDS,
+        approvals: "ApprovalStore | None" = None,
+    ) -> None:
         self.database = database
+        self._approvals = approvals
         self.grace_seconds = grace_seconds
         """No lease reaches past its attempt's claim + timeout_seconds + this."""
         self._store = JobStore(database.schema)
         self._sweeps = SweepStore(database.schema)
 
     async def _decided(
-        self, job_id: UUID, decide: Callable[[Job, datetime], Change], *, control: bool = False, **audit: Any
+        self,
+        job_id: UUID,
+        decide: Callable[[Job, datetime], Change],
+        *,
+        control: bool = False,
+        organization: str | None = None,
+        **audit: Any,
     ) -> Job:
-        """Lock the row, decide on it, write the change; with `audit`, leave a control event beside it."""
+        """Lock the row, decide on it, write the change; with `audit`, leave a control event beside it.
+
+        Raises `JobNotFound`, also for another tenant's job when `organization` is given.
+        """
 
         async def work(connection: AsyncConnection) -> Job:
-            job, now = await self._store.lock(connection, job_id)
+            job, now = await self._store.lock(connection, job_id, organization)
             job = await self._store.apply(connection, job, decide(job, now), now)
             if audit:
                 await self._store.record_control(connection, job=job, **audit)
@@ -51,6 +70,13 @@ def require_text(**values: str) -> None:
             problems.append(FieldProblem(field, "must not be empty"))
         elif problem := text_problem(value, 2048):
             problems.append(FieldProblem(field, problem))
+    if problems:
+        raise InvalidInput(problems)
+
+
+def require_keys(**values: str) -> None:
+    """Each value is 1 to 255 printable characters. Raises `InvalidInput` naming the ones that aren't."""
+    problems = [FieldProblem(field, problem) for field, value in values.items() if (problem := key_problem(value))]
     if problems:
         raise InvalidInput(problems)
 

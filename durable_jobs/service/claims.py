@@ -1,16 +1,26 @@
 """Claiming a job, keeping the claim, and crossing the dispatch boundary."""
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from durable_jobs.contract.admission import admission_reasons
 from durable_jobs.contract.decisions import mark_refusal
-from durable_jobs.contract.errors import FieldProblem, InvalidInput, OperationKeyConflict, RetryTransaction
+from durable_jobs.contract.envelope import read_governance
+from durable_jobs.contract.errors import (
+    AdmissionRefused,
+    FieldProblem,
+    InvalidInput,
+    OperationKeyConflict,
+    RetryTransaction,
+)
 from durable_jobs.contract.models import Claim, ClaimOutcome, ClaimRefusal, Job, LeaseStatus
 from durable_jobs.contract.rules import key_problem
-from durable_jobs.contract.states import JobStatus
+from durable_jobs.contract.states import EventName, JobStatus
+from durable_jobs.service.approvals import PostgresApprovals
 from durable_jobs.service.base import ServicePart, require_json, require_text
 
 _REFUSALS = {refusal.value: refusal for refusal in ClaimRefusal}
@@ -72,24 +82,45 @@ class Claims(ServicePart):
             lambda own: self._store.renew(own, claim, grace_seconds=self.grace_seconds, details=details)
         )
 
-    async def mark_provider_dispatched(self, claim: Claim, operation_key: str) -> Job:
+    async def mark_provider_dispatched(self, claim: Claim, operation_key: str, *, consequential: bool = False) -> Job:
         """Record the dispatch boundary, the point of no blind return: the time, the generation and the key.
 
-        To be called just before the provider is. Renews the lease and promotes to running.
+        To be called just before the provider is. Renews the lease and promotes to running. A `consequential` one is
+        admitted first, in the same transaction: its identity and governance as the row holds them now, and its
+        approval live, which is consumed with the mark; the decision leaves `admission_checked`.
 
         Raises `InvalidInput`; `LeaseLost` (also when the lease ran out unclaimed), `CancellationRequested`,
-        `AlreadyDispatched` (by any generation of this intent), `OperationKeyConflict`, `IllegalTransition`,
-        `JobNotFound`. None of them wrote anything: nothing may be sent.
+        `AlreadyDispatched` (by any generation of this intent), `OperationKeyConflict`, `AdmissionRefused`,
+        `IllegalTransition`, `JobNotFound`. None of them wrote anything: nothing may be sent.
         """
         if problem := key_problem(operation_key):
             raise InvalidInput([FieldProblem("operation_key", problem)])
+
+        async def work(connection: AsyncConnection) -> tuple[Job, datetime, bool]:
+            if consequential:
+                await self._admit(connection, claim)
+            return await self._store.mark_dispatched(connection, claim, operation_key, self.grace_seconds)
+
         try:
-            job, now, applied = await self.database.run(
-                lambda own: self._store.mark_dispatched(own, claim, operation_key, self.grace_seconds)
-            )
+            job, now, applied = await self.database.run(work)
         except OperationKeyConflict:
             raise OperationKeyConflict(f"operation key {operation_key!r} is in use by another attempt") from None
         if applied:
             marker = {"dispatched_at": now, "dispatched_generation": claim.generation, "operation_key": operation_key}
             return job.model_copy(update={"status": JobStatus.RUNNING, **marker})
         raise mark_refusal(job, claim, now) or RetryTransaction(f"job {job.id}: the mark lost a race; repeat it")
+
+    async def _admit(self, connection: AsyncConnection, claim: Claim) -> None:
+        """The one place that decides whether a consequential job may be dispatched."""
+        job, now = await self._store.lock(connection, claim.job_id)
+        if refusal := mark_refusal(job, claim, now):
+            raise refusal
+        reasons = admission_reasons(job, now)
+        governance = None if reasons else read_governance(job)
+        if governance is not None and governance.approval is not None:
+            store = self._approvals or PostgresApprovals(self.database.schema)
+            reasons = await store.consume(connection, job, governance.approval, governance.action_intent)
+        if reasons:
+            raise AdmissionRefused(reasons)
+        data = {"allowed": True, "approval": governance.approval if governance else None}
+        await self._store.append_event(connection, job.id, EventName.ADMISSION_CHECKED, claim.worker_id, data)

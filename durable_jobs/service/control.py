@@ -7,9 +7,11 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from durable_jobs.contract import decisions, reconciliation
-from durable_jobs.contract.errors import InvalidInput
+from durable_jobs.contract.envelope import GOVERNANCE
+from durable_jobs.contract.errors import InvalidInput, NotRetryable
 from durable_jobs.contract.models import Job
 from durable_jobs.contract.states import UNRESOLVED, JobStatus
+from durable_jobs.service.approvals import PostgresApprovals
 from durable_jobs.service.base import ServicePart, require_json, require_text
 from durable_jobs.store import sweeps
 
@@ -31,7 +33,7 @@ class RecheckFilter(BaseModel):
 
 
 class Control(ServicePart):
-    async def cancel_job(self, job_id: UUID, reason: str, actor: str) -> str:
+    async def cancel_job(self, job_id: UUID, reason: str, actor: str, *, organization: str | None = None) -> str:
         """Queued: cancelled at once. Claimed or running: plants the flag that its holder must acknowledge.
 
         Replies `cancelled`, `requested`, or `already_terminal:<status>`. Raises `InvalidInput`, `JobNotFound`.
@@ -39,7 +41,7 @@ class Control(ServicePart):
         require_text(reason=reason, actor=actor)
 
         async def work(connection: AsyncConnection) -> str:
-            job, now = await self._store.lock(connection, job_id)
+            job, now = await self._store.lock(connection, job_id, organization)
             answer = decisions.cancel(job, reason=reason, actor=actor, now=now)
             if answer.change:
                 await self._store.apply(connection, job, answer.change, now)
@@ -52,25 +54,43 @@ class Control(ServicePart):
 
         return await self.database.run(work, control=True)
 
-    async def retry_job(self, job_id: UUID, actor: str, reason: str, *, accept_duplicate_risk: bool = False) -> Job:
+    async def retry_job(
+        self,
+        job_id: UUID,
+        actor: str,
+        reason: str,
+        *,
+        accept_duplicate_risk: bool = False,
+        organization: str | None = None,
+    ) -> Job:
         """Queue a failed job again as a new intent, whose send has an operation key of its own.
 
-        Raises `NotRetryable` (see `contract.decisions.retry`), `InvalidInput`, `JobNotFound`.
+        Raises `NotRetryable` (see `contract.decisions.retry`; also when its approval is consumed), `InvalidInput`,
+        `JobNotFound`.
         """
         require_text(actor=actor, reason=reason)
-        return await self._decided(
-            job_id,
-            lambda job, now: decisions.retry(
-                job, actor=actor, reason=reason, accept_duplicate_risk=accept_duplicate_risk, now=now
-            ),
-            control=True,
-            action="retry",
-            actor=actor,
-            reason=reason,
-            accept_duplicate_risk=accept_duplicate_risk,
-        )
 
-    async def requeue_job(self, job_id: UUID, actor: str, reason: str) -> Job:
+        async def work(connection: AsyncConnection) -> Job:
+            job, now = await self._store.lock(connection, job_id, organization)
+            change = decisions.retry(
+                job, actor=actor, reason=reason, accept_duplicate_risk=accept_duplicate_risk, now=now
+            )
+            if approval := _approval_of(job):
+                store = self._approvals or PostgresApprovals(self.database.schema)
+                if await store.consumed_by(connection, job, approval):
+                    raise NotRetryable(
+                        f"job {job_id} has consumed its approval {approval!r}: a new job needs a new one"
+                    )
+            job = await self._store.apply(connection, job, change, now)
+            risk = change.data["accept_duplicate_risk"]
+            await self._store.record_control(
+                connection, "retry", actor=actor, reason=reason, job=job, accept_duplicate_risk=risk
+            )
+            return job
+
+        return await self.database.run(work, control=True)
+
+    async def requeue_job(self, job_id: UUID, actor: str, reason: str, *, organization: str | None = None) -> Job:
         """Queue an interrupted job, whose lease ran out before its boundary, its attempts given back.
 
         It is fenced with a new generation first; one whose cancellation is requested is cancelled instead.
@@ -82,6 +102,7 @@ class Control(ServicePart):
             job_id,
             lambda job, now: reconciliation.requeue_interrupted(job, actor=actor, reason=reason, now=now),
             control=True,
+            organization=organization,
             action="requeue",
             actor=actor,
             reason=reason,
@@ -95,6 +116,7 @@ class Control(ServicePart):
         actor: str,
         *,
         result: dict[str, Any] | None = None,
+        organization: str | None = None,
     ) -> Job:
         """Settle an indeterminate or timed out job on a named operator's word: completed, failed or dead_letter.
 
@@ -119,6 +141,7 @@ class Control(ServicePart):
                 job, JobStatus(verdict), evidence=evidence, actor=actor, result=result, now=now
             ),
             control=True,
+            organization=organization,
             action="resolve",
             actor=actor,
             reason=None,
@@ -161,28 +184,41 @@ class Control(ServicePart):
 
         return await self.database.run(work, control=True)
 
-    async def pause_queue(self, queue: str, job_type: str | None = None, *, actor: str, reason: str) -> bool:
-        """Stop the claims of a queue, or of one job type there; attempts in hand go on. False: it was paused already.
+    async def pause_queue(
+        self, queue: str, job_type: str | None = None, *, actor: str, reason: str, organization: str | None = None
+    ) -> bool:
+        """Stop the claims of a queue, or there of one job type, of one organization, or of both.
+
+        Attempts in hand go on. False: it was paused already.
 
         Raises `InvalidInput`.
         """
-        return await self._switch("pause", sweeps.PAUSE, queue, job_type, actor, reason)
+        return await self._switch("pause", sweeps.PAUSE, queue, job_type, organization, actor, reason)
 
-    async def resume_queue(self, queue: str, job_type: str | None = None, *, actor: str, reason: str) -> bool:
+    async def resume_queue(
+        self, queue: str, job_type: str | None = None, *, actor: str, reason: str, organization: str | None = None
+    ) -> bool:
         """Let the claims that `pause_queue` stopped start again. False: this very pause did not stand.
 
         Raises `InvalidInput`.
         """
-        return await self._switch("resume", sweeps.RESUME, queue, job_type, actor, reason)
+        return await self._switch("resume", sweeps.RESUME, queue, job_type, organization, actor, reason)
 
     async def _switch(
-        self, action: str, statement: str, queue: str, job_type: str | None, actor: str, reason: str
+        self,
+        action: str,
+        statement: str,
+        queue: str,
+        job_type: str | None,
+        organization: str | None,
+        actor: str,
+        reason: str,
     ) -> bool:
         require_text(actor=actor, reason=reason, queue=queue)
         kind = (job_type or "").lower()
 
         async def work(connection: AsyncConnection) -> bool:
-            given = {"queue": queue, "job_type": kind}
+            given = {"queue": queue, "job_type": kind, "organization": organization or ""}
             if action == "pause":
                 given |= {"actor": actor, "reason": reason}
             changed = await self._sweeps.execute(connection, statement, **given)
@@ -194,6 +230,7 @@ class Control(ServicePart):
                 job=None,
                 queue=queue,
                 job_type=job_type,
+                organization=organization,
                 changed=bool(changed),
             )
             return bool(changed)
@@ -208,3 +245,10 @@ class Control(ServicePart):
             lambda own: self._sweeps.claimable(own, queue, (job_type or "").lower(), after=after, limit=limit),
             control=True,
         )
+
+
+def _approval_of(job: Job) -> str | None:
+    """The approval that the job's governance names, read leniently: here it can only refuse."""
+    governance = job.payload.get(GOVERNANCE)
+    approval = governance.get("approval") if isinstance(governance, dict) else None
+    return approval if isinstance(approval, str) else None

@@ -6,10 +6,10 @@ from typing import Any
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from durable_jobs.contract.decisions import escalate
-from durable_jobs.contract.errors import IdempotencyKeyConflict
+from durable_jobs.contract.errors import IdempotencyKeyConflict, InvalidInput
 from durable_jobs.contract.models import CreatedJob, Job
 from durable_jobs.contract.rules import storable_text
-from durable_jobs.contract.specs import FollowUp
+from durable_jobs.contract.specs import FollowUp, JobSpec
 from durable_jobs.service.base import ServicePart
 from durable_jobs.service.creation import create_all
 
@@ -27,15 +27,11 @@ class FollowUps(ServicePart):
 
         A conflict, or the `problem` that kept the follow-ups from being named, never undoes the completion.
         """
-        specs = [
-            each.spec(
-                parent_id=parent.id,
-                organization=parent.organization_id,
-                project=parent.project_id,
-                queue=parent.queue,
-            )
-            for each in follow_ups
-        ]
+        specs: list[JobSpec] = []
+        try:
+            specs = [each.spec(parent) for each in follow_ups]
+        except InvalidInput as error:
+            problem = f"FOLLOW_UPS_FAILED: {error.message}"
         answers = await create_all(self._store, connection, specs)
         conflicts = [answer.message for answer in answers if isinstance(answer, IdempotencyKeyConflict)]
         if conflicts:

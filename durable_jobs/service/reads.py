@@ -60,21 +60,33 @@ class Reads(ServicePart):
         )
         return _page(jobs, limit, "id")
 
-    async def list_job_events(self, job_id: UUID, *, after: str | None = None, limit: int = MAX_PAGE) -> Page[JobEvent]:
-        """The job's trail, in its order. Raises `InvalidInput`."""
+    async def list_job_events(
+        self, job_id: UUID, *, organization: str | None = None, after: str | None = None, limit: int = MAX_PAGE
+    ) -> Page[JobEvent]:
+        """The job's trail, in its order; empty for another tenant's when `organization` is given.
+
+        Raises `InvalidInput`.
+        """
         limit = _limit(limit)
         events = await self.database.run(
-            lambda own: self._store.list_events(own, job_id, after=_cursor(after, int) or 0, limit=limit + 1)
+            lambda own: self._store.list_events(
+                own, job_id, organization=organization, after=_cursor(after, int) or 0, limit=limit + 1
+            )
         )
         return _page(events, limit, "id")
 
     async def list_job_attempts(
-        self, job_id: UUID, *, after: str | None = None, limit: int = MAX_PAGE
+        self, job_id: UUID, *, organization: str | None = None, after: str | None = None, limit: int = MAX_PAGE
     ) -> Page[JobAttempt]:
-        """The job's attempts, by generation. Raises `InvalidInput`."""
+        """The job's attempts, by generation; none for another tenant's when `organization` is given.
+
+        Raises `InvalidInput`.
+        """
         limit = _limit(limit)
         attempts = await self.database.run(
-            lambda own: self._store.list_attempts(own, job_id, after=_cursor(after, int) or 0, limit=limit + 1)
+            lambda own: self._store.list_attempts(
+                own, job_id, organization=organization, after=_cursor(after, int) or 0, limit=limit + 1
+            )
         )
         return _page(attempts, limit, "generation")
 

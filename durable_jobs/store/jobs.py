@@ -39,14 +39,16 @@ class JobStore:
 
     async def insert(self, connection: AsyncConnection, specs: Sequence[JobSpec]) -> list[Job]:
         """Insert those of `specs` whose idempotency key is free, in one statement; returns the new rows."""
+        ids = [uuid_utils.compat.uuid7() for _ in specs]
         columns: dict[str, list[Any]] = {
-            "id": [uuid_utils.compat.uuid7() for _ in specs],
+            "id": ids,
             "organization_id": [spec.organization for spec in specs],
             "project_id": [spec.project for spec in specs],
-            "payload": [encode_json(spec.payload) for spec in specs],
+            "queue": [spec.stored_queue for spec in specs],
+            "payload": [encode_json(spec.stored_payload(id_)) for spec, id_ in zip(specs, ids, strict=True)],
             "request_digest": [spec.digest() for spec in specs],
         }
-        for name in ("queue", "job_type", "idempotency_key", "priority", "max_attempts", "scheduled_at"):
+        for name in ("job_type", "idempotency_key", "priority", "max_attempts", "scheduled_at"):
             columns[name] = [getattr(spec, name) for spec in specs]
         for name in ("backoff_base_seconds", "lease_seconds", "timeout_seconds"):
             columns[name] = [getattr(spec, name) for spec in specs]
@@ -120,9 +122,15 @@ class JobStore:
         rows = await self._rows(connection, sql, renewal(claim.worker_id, [claim], grace_seconds, details))
         return LeaseStatus(rows[0]["answer"])
 
-    async def lock(self, connection: AsyncConnection, job_id: UUID) -> tuple[Job, datetime]:
-        """The row, locked, and the database's clock read after the lock was held. Raises `JobNotFound`."""
-        rows = await self._rows(connection, statements.statement(statements.LOCK, self.schema), {"job_id": job_id})
+    async def lock(
+        self, connection: AsyncConnection, job_id: UUID, organization: str | None = None
+    ) -> tuple[Job, datetime]:
+        """The row, locked, and the database's clock read after the lock was held.
+
+        Raises `JobNotFound`, also for another organization's job when one is given.
+        """
+        parameters = {"job_id": job_id, "organization": organization}
+        rows = await self._rows(connection, statements.statement(statements.LOCK, self.schema), parameters)
         if not rows:
             raise JobNotFound(f"no job {job_id}")
         return job_of(rows[0]), rows[0]["now"]
@@ -223,18 +231,24 @@ class JobStore:
             query = query.where(jobs.c.id > after)
         return [job_of(row) for row in (await connection.execute(query)).mappings()]
 
-    async def list_events(self, connection: AsyncConnection, job_id: UUID, *, after: int, limit: int) -> list[JobEvent]:
+    async def list_events(
+        self, connection: AsyncConnection, job_id: UUID, *, organization: str | None = None, after: int, limit: int
+    ) -> list[JobEvent]:
         """At most `limit` events of the job in their order, after event `after`."""
         table = job_events
         query = select(table).where(table.c.job_id == job_id, table.c.id > after).order_by(table.c.id).limit(limit)
+        if organization is not None:
+            query = query.where(table.c.organization_id == organization)
         return [JobEvent.model_validate(dict(row)) for row in (await connection.execute(query)).mappings()]
 
     async def list_attempts(
-        self, connection: AsyncConnection, job_id: UUID, *, after: int, limit: int
+        self, connection: AsyncConnection, job_id: UUID, *, organization: str | None = None, after: int, limit: int
     ) -> list[JobAttempt]:
         """At most `limit` attempts of the job by generation, after generation `after`."""
         table = job_attempts
         query = select(table).where(table.c.job_id == job_id, table.c.generation > after)
+        if organization is not None:
+            query = query.where(table.c.organization_id == organization)
         rows = (await connection.execute(query.order_by(table.c.generation).limit(limit))).mappings()
         return [JobAttempt.model_validate(dict(row)) for row in rows]
 

@@ -13,6 +13,7 @@ from sqlalchemy.pool import NullPool
 from durable_jobs.contract.errors import InvalidInput
 from durable_jobs.store.tables import SCHEMA
 
+_MIGRATIONS = Path(__file__).parent / "migrations"
 _SCHEMA_NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}")
 
 
@@ -31,8 +32,12 @@ def driver_url(database_url: str) -> str:
     return urlunsplit(("postgresql+psycopg", *parts[1:]))
 
 
-def migrate(database_url: str, *, schema: str = SCHEMA) -> str:
+def migrate(database_url: str, *, schema: str = SCHEMA, roles: bool = False) -> str:
     """Create `schema` if need be, bring it to the newest revision, and return that revision.
+
+    With `roles`, also create `<schema>_owner`, `<schema>_service` and `<schema>_tenant`, without login, with the least
+    rights that each needs and row-level security: the service role sees all rows, the tenant role those of
+    `set_config('durable_jobs.organization', …, true)` alone. Needs a user that may make roles and give ownership away.
 
     All in one transaction under an advisory lock: of several at once one does the work and the others then find
     nothing to do; one that dies half way leaves nothing behind. Connect to Postgres itself, not through PgBouncer.
@@ -46,6 +51,9 @@ def migrate(database_url: str, *, schema: str = SCHEMA) -> str:
         connection.execute(text(f"CREATE SCHEMA IF NOT EXISTS {checked_schema(schema)}"))
         config.attributes.update(connection=connection, schema=schema)
         command.upgrade(config, "head")
+        if roles:
+            script = (_MIGRATIONS / "roles.sql").read_text().replace("{s}", schema).replace("{role}", schema)
+            connection.exec_driver_sql(script, execution_options={"no_parameters": True})
         revision = connection.execute(text(f"SELECT version_num FROM {schema}.schema_version")).scalar_one()
     engine.dispose()
     return str(revision)
@@ -58,5 +66,5 @@ def newest_revision() -> str:
 
 def _config() -> Config:
     config = Config()
-    config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
+    config.set_main_option("script_location", str(_MIGRATIONS))
     return config

@@ -154,7 +154,8 @@ WITH expired_head AS (
 ), locked AS MATERIALIZED (
     SELECT * FROM expired UNION ALL SELECT * FROM queued
 ),"""
-_PAUSED = "EXISTS (SELECT FROM {s}.queue_controls q WHERE q.queue = j.queue AND q.job_type IN ('', j.job_type))"
+_PAUSED = """EXISTS (SELECT FROM {s}.queue_controls q WHERE q.queue = j.queue AND q.job_type IN ('', j.job_type)
+            AND q.organization_id IN ('', j.organization_id))"""
 _QUEUED = "j.status = 'queued' AND j.scheduled_at <= statement_timestamp() AND {scope} AND NOT {paused}"
 _EXPIRED = (
     "j.status IN ('claimed', 'running') AND j.lease_expires_at <= statement_timestamp()"
@@ -242,7 +243,9 @@ FROM asked a LEFT JOIN renewed r ON r.id = a.id
 """
 
 LOCK = """
-WITH locked AS MATERIALIZED (SELECT * FROM {s}.jobs WHERE id = %(job_id)s FOR NO KEY UPDATE)
+WITH locked AS MATERIALIZED (
+    SELECT * FROM {s}.jobs
+    WHERE id = %(job_id)s AND organization_id = COALESCE(%(organization)s, organization_id) FOR NO KEY UPDATE)
 SELECT l.*, clock_timestamp() AS now FROM locked l
 """
 

@@ -88,10 +88,14 @@ ORDER BY j.priority DESC, j.scheduled_at, j.created_at, j.id LIMIT %(limit)s
 """
 
 PAUSE = """
-INSERT INTO {s}.queue_controls (queue, job_type, paused_at, actor, reason)
-VALUES (%(queue)s, %(job_type)s, clock_timestamp(), %(actor)s, %(reason)s) ON CONFLICT (queue, job_type) DO NOTHING
+INSERT INTO {s}.queue_controls (queue, job_type, organization_id, paused_at, actor, reason)
+VALUES (%(queue)s, %(job_type)s, %(organization)s, clock_timestamp(), %(actor)s, %(reason)s)
+ON CONFLICT (queue, job_type, organization_id) DO NOTHING
 """
-RESUME = "DELETE FROM {s}.queue_controls WHERE queue = %(queue)s AND job_type = %(job_type)s"
+RESUME = """
+DELETE FROM {s}.queue_controls
+WHERE queue = %(queue)s AND job_type = %(job_type)s AND organization_id = %(organization)s
+"""
 
 REGISTER = """
 INSERT INTO {s}.workers AS w (id, host, pid, version, queue, job_types, organizations, running, started_at,

@@ -119,6 +119,7 @@ queue_controls = Table(
     metadata,
     Column("queue", Text, primary_key=True),
     Column("job_type", Text, primary_key=True),
+    Column("organization_id", Text, primary_key=True),
     _time("paused_at", nullable=False),
     Column("actor", Text, nullable=False),
     Column("reason", Text, nullable=False),
@@ -138,4 +139,21 @@ workers = Table(
     _time("started_at", nullable=False),
     _time("heartbeat_at", nullable=False),
     _time("stopped_at"),
+)
+
+approvals = Table(
+    "approvals",
+    metadata,
+    Column("organization_id", Text, primary_key=True),
+    Column("project_id", Text, primary_key=True),
+    Column("id", Text, primary_key=True),
+    Column("action_intent", Text, nullable=False),
+    _time("granted_at", nullable=False),
+    Column("granted_by", Text, nullable=False),
+    _time("expires_at"),
+    _time("revoked_at"),
+    Column("revoked_by", Text),
+    Column("revoke_reason", Text),
+    _time("consumed_at"),
+    Column("consumed_by", UUID(as_uuid=True)),
 )

@@ -19,8 +19,8 @@ from temporalio.worker import ReplayerConfig, Worker, WorkerConfig
 from durable_jobs.contract.errors import DurableJobsError, InvalidInput
 from durable_jobs.contract.reconciliation import ReconciliationPolicy
 from durable_jobs.contract.rules import RESERVED_QUEUE_SUFFIX, identifier_problem
-from durable_jobs.handler import JobHandler
-from durable_jobs.service import Database, DurableJobService
+from durable_jobs.handler import JobHandler, ShadowPolicy
+from durable_jobs.service import ApprovalStore, Database, DurableJobService
 from durable_jobs.service.base import DEFAULT_GRACE_SECONDS
 from durable_jobs.store.tables import SCHEMA
 from durable_jobs.temporal.activities import JobActivities
@@ -45,7 +45,8 @@ class DurableJobsPlugin(SimplePlugin):
     these tenants alone. `grace_seconds`: how long handlers may run on when the worker shuts down; the worker's
     graceful shutdown timeout is raised to it, as Temporal's default is none. `database_url`: postgresql://, migrated.
     `reconciliation`, `reconcile_every`: how and how often uncertain jobs of the queue are swept. `on_escalation`: what
-    to call with a job that needs an operator, a callable or the URL of a webhook; by default the log.
+    to call with a job that needs an operator, a callable or the URL of a webhook; by default the log. `approvals`:
+    where approvals are checked, by default the table beside the jobs. `shadow_policy`: its decisions are only recorded.
 
     Given on the client it reaches every worker of that client; given twice it registers once. When the database
     can't be reached at the worker's start, the worker shuts down and the error is raised from its `run`.
@@ -63,10 +64,14 @@ class DurableJobsPlugin(SimplePlugin):
         reconciliation: ReconciliationPolicy | None = None,
         reconcile_every: timedelta = DEFAULT_INTERVAL,
         on_escalation: EscalationHook | str | None = None,
+        approvals: ApprovalStore | None = None,
+        shadow_policy: ShadowPolicy | None = None,
         schema: str = SCHEMA,
         pool_size: int = 10,
     ) -> None:
         super().__init__("durable-jobs")
+        self.approvals = approvals
+        self.shadow_policy = shadow_policy
         self.policy = reconciliation or ReconciliationPolicy()
         self.reconcile_every = reconcile_every
         self.escalations = Escalations(on_escalation)
@@ -82,6 +87,7 @@ class DurableJobsPlugin(SimplePlugin):
         mine = config["task_queue"].endswith(RESERVED_QUEUE_SUFFIX)
         if mine or any(_host_of(each) for each in config.get("activities") or ()):
             return config
+        _require_tenant(config["task_queue"], self.organizations)
         host = _Host(self, config["client"], config["task_queue"])
         config["activities"] = [*(config.get("activities") or ()), *host.all()]
         config["workflows"] = [
@@ -140,12 +146,13 @@ class _Host(JobActivities):
         launcher = Launcher(client)
         super().__init__(
             worker_id,
-            DurableJobService(self._database, grace_seconds=plugin.grace_seconds),
+            DurableJobService(self._database, grace_seconds=plugin.grace_seconds, approvals=plugin.approvals),
             LeaseKeeper(self._database.url, plugin.schema, worker_id, plugin.grace_seconds),
             launcher,
             plugin.handlers,
             plugin.organizations,
             plugin.escalations,
+            plugin.shadow_policy,
         )
         self._sweeps = SweepActivities(
             DurableJobService(self._sweep_database),
@@ -206,6 +213,13 @@ def _by_type(handlers: Sequence[JobHandler[Any, Any]]) -> dict[str, JobHandler[A
             raise InvalidInput.at(f"handlers.{type(handler).__name__}.job_type", f"{job_type!r} has a handler already")
         by_type[job_type.lower()] = handler
     return by_type
+
+
+def _require_tenant(queue: str, organizations: Sequence[str] | None) -> None:
+    """An isolated queue, `<queue>@<organization>`, is served by a worker that hosts that organization alone."""
+    _, _, tenant = queue.partition("@")
+    if tenant and list(organizations or ()) != [tenant]:
+        raise InvalidInput.at("organizations", f"must be [{tenant!r}] on the isolated task queue {queue!r}")
 
 
 def _is_versioned(config: WorkerConfig) -> bool:

@@ -15,7 +15,7 @@ from durable_jobs.contract.errors import DurableJobsError, JobNotFound
 from durable_jobs.contract.models import ClaimRefusal, Job
 from durable_jobs.contract.specs import JobSpec
 from durable_jobs.contract.states import ACTIVE, JobStatus
-from durable_jobs.handler import JobHandler
+from durable_jobs.handler import JobHandler, ShadowPolicy
 from durable_jobs.service import DurableJobService
 from durable_jobs.temporal import messages
 from durable_jobs.temporal.attempt import Attempt, claim_for_attempt
@@ -43,8 +43,10 @@ class JobActivities:
         handlers: Mapping[str, JobHandler[Any, Any]],
         organizations: Sequence[str] | None,
         escalations: Escalations,
+        shadow: ShadowPolicy | None = None,
     ) -> None:
         self.worker_id = worker_id
+        self._shadow = shadow
         self._escalations = escalations
         self._service = service
         self._keeper = keeper
@@ -110,7 +112,7 @@ class JobActivities:
             if outcome.refusal is ClaimRefusal.PAUSED:
                 view.code = messages.PAUSED
             return view
-        attempt = Attempt(self._service, self._keeper, handler, outcome.claim, outcome.job)
+        attempt = Attempt(self._service, self._keeper, handler, outcome.claim, outcome.job, self._shadow)
         stopping = asyncio.create_task(_on_shutdown(attempt))
         try:
             ended = await attempt.run()

@@ -16,6 +16,7 @@ from uuid import UUID, uuid4
 
 from pydantic import ValidationError
 
+from durable_jobs.contract.envelope import raw_payload
 from durable_jobs.contract.errors import (
     AdmissionRefused,
     CancellationRequested,
@@ -31,7 +32,7 @@ from durable_jobs.contract.errors import (
 from durable_jobs.contract.models import Claim, ClaimOutcome, ClaimRefusal, Job, JobError
 from durable_jobs.contract.rules import evidence_of
 from durable_jobs.contract.states import EventName
-from durable_jobs.handler import JobHandler
+from durable_jobs.handler import JobHandler, ShadowPolicy
 from durable_jobs.service import DurableJobService
 from durable_jobs.service.sweep import named_follow_ups
 from durable_jobs.temporal.context import AttemptContext, Boundary
@@ -66,7 +67,13 @@ class Attempt:
     """Runs on the worker's event loop. `shut_down` may be called at any time; `run` once, with a fresh claim."""
 
     def __init__(
-        self, service: DurableJobService, keeper: LeaseKeeper, handler: JobHandler[Any, Any], claim: Claim, job: Job
+        self,
+        service: DurableJobService,
+        keeper: LeaseKeeper,
+        handler: JobHandler[Any, Any],
+        claim: Claim,
+        job: Job,
+        shadow: ShadowPolicy | None = None,
     ) -> None:
         self._service = service
         self._handler = handler
@@ -77,7 +84,7 @@ class Attempt:
         self._stirred = asyncio.Event()
         self._grace_ends: float | None = None
         self._lease: HeldLease = keeper.hold(claim, job, self._stirred.set)
-        self._context = AttemptContext(service, claim, job, handler, self._lease)
+        self._context = AttemptContext(service, claim, job, handler, self._lease, shadow)
 
     def shut_down(self) -> None:
         """The worker stops: the handler runs on through the grace period, then the attempt ends."""
@@ -99,7 +106,7 @@ class Attempt:
 
     async def _run(self) -> Ended:
         try:
-            request = self._handler.parse_request(self._job.payload)
+            request = self._handler.parse_request(raw_payload(self._job.payload))
         except ValidationError as error:
             problems = JobError.of("PAYLOAD_INVALID", error, type="ValidationError")
             return await self._write(lambda: self._service.fail_job(self._claim, problems, retryable=False))

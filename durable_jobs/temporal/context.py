@@ -1,13 +1,14 @@
 """The `JobContext` of a running attempt, and the dispatch boundary as the handler crosses it."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from enum import Enum, auto
 from typing import Any
 
+from durable_jobs.contract.envelope import ExecutionIdentity, MalformedEnvelope, read_execution_identity
 from durable_jobs.contract.errors import (
-    AdmissionRefused,
     AlreadyDispatched,
     InvalidInput,
     LeaseLost,
@@ -15,9 +16,12 @@ from durable_jobs.contract.errors import (
     StoreUnavailable,
 )
 from durable_jobs.contract.models import Claim, Job, LeaseStatus
-from durable_jobs.handler import JobContext, JobHandler
+from durable_jobs.contract.states import EventName
+from durable_jobs.handler import JobContext, JobHandler, ShadowPolicy
 from durable_jobs.service import DurableJobService
 from durable_jobs.temporal.keeper import HeldLease
+
+logger = logging.getLogger(__name__)
 
 MARK_TRIES = 4
 
@@ -34,7 +38,13 @@ class AttemptContext(JobContext):
     """One attempt's context, on the worker's event loop."""
 
     def __init__(
-        self, service: DurableJobService, claim: Claim, job: Job, handler: JobHandler[Any, Any], lease: HeldLease
+        self,
+        service: DurableJobService,
+        claim: Claim,
+        job: Job,
+        handler: JobHandler[Any, Any],
+        lease: HeldLease,
+        shadow: ShadowPolicy | None = None,
     ) -> None:
         self.id = job.id
         self.organization = job.organization_id
@@ -42,12 +52,15 @@ class AttemptContext(JobContext):
         self.attempt = job.attempt_count
         self.generation = claim.generation
         self.intent = job.intent_number
+        self.identity = _identity(job)
         self.boundary = Boundary.BEFORE
         self.said_nothing_sent = False
         self.acknowledged: Job | None = None
         self._service = service
         self._claim = claim
         self._handler = handler
+        self._job = job
+        self._shadow = shadow
         self._lease = lease
         self._dispatched = False
         self._closed = False
@@ -91,8 +104,6 @@ class AttemptContext(JobContext):
             raise AlreadyDispatched("one dispatch() per attempt: two provider calls are two jobs")
         if self._closed or self._lease.lost:
             raise LeaseLost(f"job {self.id}: the attempt of generation {self.generation} has ended")
-        if self._handler.consequential:
-            raise AdmissionRefused(["identity: missing; a consequential job needs an execution identity"])
         self._dispatched = True
         self.boundary = Boundary.CROSSING
         operation_key = f"{key}:retry-{self.intent}" if self.intent else key
@@ -109,11 +120,15 @@ class AttemptContext(JobContext):
 
     async def _mark(self, operation_key: str) -> None:
         """Mark the boundary, also through a lost reply: our own mark found on the row is the one that was sent."""
+        if self._shadow is not None:
+            await self._run_shadow(self._shadow)
         for tries in range(MARK_TRIES):
             try:
                 if tries and await self._own_mark(operation_key):
                     return
-                await self._service.mark_provider_dispatched(self._claim, operation_key)
+                await self._service.mark_provider_dispatched(
+                    self._claim, operation_key, consequential=self._handler.consequential
+                )
                 return
             except StoreUnavailable:
                 if tries == MARK_TRIES - 1:
@@ -123,6 +138,16 @@ class AttemptContext(JobContext):
                 if tries in (0, MARK_TRIES - 1):
                     raise
 
+    async def _run_shadow(self, policy: ShadowPolicy) -> None:
+        """Leave on the trail what the policy in shadow would have decided; it decides nothing, nor does its failure."""
+        try:
+            decision = policy(self._job)
+            data = {"allowed": decision.allowed, "reasons": list(decision.reasons), "policy": decision.policy}
+            name, worker = EventName.EXECUTION_CONTROL_SHADOW, self._claim.worker_id
+            await self._service.append_job_event(self.id, name, worker, data)
+        except Exception:
+            logger.exception("Job %s: the policy in shadow failed", self.id)
+
     async def _own_mark(self, operation_key: str) -> bool:
         job = await self._service.get_job(self.id)
         return (
@@ -131,3 +156,11 @@ class AttemptContext(JobContext):
             and job.operation_key == operation_key
             and bool(await self._service.renew_lease(self._claim))
         )
+
+
+def _identity(job: Job) -> ExecutionIdentity | None:
+    """For the handler to read; whether it allows a dispatch is decided on the row, at the boundary."""
+    try:
+        return read_execution_identity(job)
+    except MalformedEnvelope:
+        return None

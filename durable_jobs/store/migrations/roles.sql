@@ -1,0 +1,55 @@
+-- Least rights, and row-level security as a second wall. {s} stands for the schema, {role} for the prefix of the roles.
+-- Run by `durable-jobs migrate --roles`, after the migrations; may be run again.
+
+DO $roles$
+DECLARE name text;
+BEGIN
+    FOREACH name IN ARRAY ARRAY['{role}_owner', '{role}_service', '{role}_tenant'] LOOP
+        IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = name) THEN
+            EXECUTE format('CREATE ROLE %I NOLOGIN', name);
+        END IF;
+    END LOOP;
+    -- The owner owns, so that neither of the others does: row-level security passes over an owner unless forced.
+    EXECUTE format('ALTER SCHEMA {s} OWNER TO %I', '{role}_owner');
+    FOR name IN SELECT tablename FROM pg_tables WHERE schemaname = '{s}' LOOP
+        EXECUTE format('ALTER TABLE {s}.%I OWNER TO %I', name, '{role}_owner');
+    END LOOP;
+    FOR name IN
+        SELECT p.oid::regprocedure::text FROM pg_proc p WHERE p.pronamespace = '{s}'::regnamespace
+    LOOP
+        EXECUTE format('ALTER FUNCTION %s OWNER TO %I', name, '{role}_owner');
+    END LOOP;
+END $roles$;
+
+GRANT USAGE ON SCHEMA {s} TO {role}_service, {role}_tenant;
+GRANT SELECT, INSERT, UPDATE ON {s}.jobs, {s}.job_attempts, {s}.workers, {s}.approvals TO {role}_service;
+GRANT SELECT, INSERT ON {s}.job_events, {s}.control_events TO {role}_service;
+GRANT SELECT, INSERT, DELETE ON {s}.queue_controls TO {role}_service;
+GRANT SELECT ON {s}.schema_version TO {role}_service;
+GRANT SELECT ON {s}.jobs, {s}.job_events, {s}.job_attempts TO {role}_tenant;
+
+ALTER TABLE {s}.jobs ENABLE ROW LEVEL SECURITY;
+ALTER TABLE {s}.jobs FORCE ROW LEVEL SECURITY;
+ALTER TABLE {s}.job_events ENABLE ROW LEVEL SECURITY;
+ALTER TABLE {s}.job_events FORCE ROW LEVEL SECURITY;
+ALTER TABLE {s}.job_attempts ENABLE ROW LEVEL SECURITY;
+ALTER TABLE {s}.job_attempts FORCE ROW LEVEL SECURITY;
+
+DROP POLICY IF EXISTS service ON {s}.jobs;
+DROP POLICY IF EXISTS service ON {s}.job_events;
+DROP POLICY IF EXISTS service ON {s}.job_attempts;
+CREATE POLICY service ON {s}.jobs TO {role}_service USING (true) WITH CHECK (true);
+CREATE POLICY service ON {s}.job_events TO {role}_service USING (true) WITH CHECK (true);
+CREATE POLICY service ON {s}.job_attempts TO {role}_service USING (true) WITH CHECK (true);
+
+-- Transaction-local: SELECT set_config('durable_jobs.organization', 'acme', true). Unset, or after the transaction, the
+-- setting is null or empty, and no row is seen.
+DROP POLICY IF EXISTS tenant ON {s}.jobs;
+DROP POLICY IF EXISTS tenant ON {s}.job_events;
+DROP POLICY IF EXISTS tenant ON {s}.job_attempts;
+CREATE POLICY tenant ON {s}.jobs FOR SELECT TO {role}_tenant
+    USING (organization_id = current_setting('durable_jobs.organization', true));
+CREATE POLICY tenant ON {s}.job_events FOR SELECT TO {role}_tenant
+    USING (organization_id = current_setting('durable_jobs.organization', true));
+CREATE POLICY tenant ON {s}.job_attempts FOR SELECT TO {role}_tenant
+    USING (organization_id = current_setting('durable_jobs.organization', true));

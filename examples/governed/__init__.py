@@ -1,0 +1,1 @@
+"""A governed dispatch, refused and allowed."""
