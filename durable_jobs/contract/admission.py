@@ -2,16 +2,15 @@
 
 from datetime import datetime
 
-from durable_jobs.contract.digest import job_digest, request_digest
+from durable_jobs.contract.digest import request_digest
 from durable_jobs.contract.envelope import (
     EXECUTION,
     GOVERNANCE,
-    ExecutionIdentity,
     GovernanceFacts,
     MalformedEnvelope,
-    raw_payload,
     read_execution_identity,
     read_governance,
+    stored_digest,
 )
 from durable_jobs.contract.models import Job
 
@@ -44,7 +43,7 @@ def admission_reasons(job: Job, now: datetime) -> list[str]:
         return reasons + [str(problem) for problem in error.problems]
     if governance is not None:
         reasons += _governance_reasons(job, governance, now)
-    if not reasons and _present_digest(job, read_execution_identity(job), governance) != job.request_digest:
+    if not reasons and job.request_digest and stored_digest(job) != job.request_digest:
         reasons.append("payload: was changed after creation, as request_digest tells")
     return reasons
 
@@ -60,18 +59,3 @@ def _governance_reasons(job: Job, governance: GovernanceFacts, now: datetime) ->
     if governance.expires_at <= now:
         reasons.append(f"{GOVERNANCE}.expires_at: expired at {governance.expires_at.isoformat()}")
     return reasons
-
-
-def _present_digest(job: Job, identity: ExecutionIdentity | None, governance: GovernanceFacts | None) -> str:
-    """The request digest of what the row holds now; it was taken of what was submitted."""
-    return job_digest(
-        job_type=job.job_type,
-        queue=job.queue,
-        payload=raw_payload(job.payload),
-        tenant=identity.tenant if identity else None,
-        actor=identity.actor if identity else None,
-        action_intent=governance.action_intent if governance else identity.action_intent if identity else None,
-        capability=governance.capability if governance else None,
-        policy=governance.policy if governance else None,
-        budget=governance.budget if governance else None,
-    )

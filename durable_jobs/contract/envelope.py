@@ -17,7 +17,7 @@ from opentelemetry import trace
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from durable_jobs.contract import rules
-from durable_jobs.contract.digest import request_digest
+from durable_jobs.contract.digest import job_digest, request_digest
 from durable_jobs.contract.errors import FieldProblem, InvalidInput
 from durable_jobs.contract.models import Job
 
@@ -183,6 +183,22 @@ def read_execution_identity(job: Job) -> ExecutionIdentity | None:
 def read_governance(job: Job) -> GovernanceFacts | None:
     """The governed facts in the job's envelope; None when it has none. Raises `MalformedEnvelope`."""
     return _read(job, GOVERNANCE, GovernanceFacts)
+
+
+def stored_digest(job: Job) -> str:
+    """The request digest of what the row holds now. Raises `MalformedEnvelope`."""
+    identity, governance = read_execution_identity(job), read_governance(job)
+    return job_digest(
+        job_type=job.job_type,
+        queue=job.queue,
+        payload=raw_payload(job.payload),
+        tenant=identity.tenant if identity else None,
+        actor=identity.actor if identity else None,
+        action_intent=governance.action_intent if governance else identity.action_intent if identity else None,
+        capability=governance.capability if governance else None,
+        policy=governance.policy if governance else None,
+        budget=governance.budget if governance else None,
+    )
 
 
 def _read(job: Job, name: str, model: type[Model]) -> Model | None:

@@ -213,6 +213,19 @@ class ApprovalNotFound(DurableJobsError):
     http_status = 404
 
 
+class TokenNotFound(DurableJobsError):
+    """No such token."""
+
+    code = "TOKEN_NOT_FOUND"
+    http_status = 404
+
+
+class RetentionRoleMissing(DurableJobsError):
+    """The role that may delete from the trail is missing, or not granted: run `durable-jobs migrate --roles`."""
+
+    code = "RETENTION_ROLE_MISSING"
+
+
 class ApprovalConflict(Refused):
     """The approval was granted otherwise, or consumed."""
 

@@ -59,6 +59,7 @@ class Job(_Record):
     payload: dict[str, Any]
     idempotency_key: str
     request_digest: str
+    """SHA-256 of what makes two submissions the same request; empty on a row made by SQL's `enqueue`."""
     status: JobStatus
     """First `queued`; changes as `contract.states` says."""
     priority: int
@@ -198,6 +199,49 @@ class Approval(_Record):
     consumed_at: datetime | None
     consumed_by: UUID | None
     """The job that crossed its boundary under it."""
+
+
+class TokenRole(StrEnum):
+    """What a token of the HTTP API may do; each includes the ones before it."""
+
+    READER = "reader"
+    SUBMITTER = "submitter"
+    OPERATOR = "operator"
+
+
+class ApiToken(_Record):
+    """One token of the HTTP API, without its secret, which is kept as a digest only."""
+
+    id: UUID
+    name: str
+    role: TokenRole
+    organization_id: str
+    projects: list[str] | None
+    """None: every project of the organization."""
+    tenant: str
+    """The tenant in the identity of what it submits."""
+    actor: str
+    """The actor in the identity of what it submits, and in the audit of what it operates."""
+    created_at: datetime
+    expires_at: datetime | None
+    revoked_at: datetime | None
+
+
+class QueueOverview(_Record):
+    """How a queue stands, by job type."""
+
+    queue: str
+    job_type: str
+    queued: int
+    due: int
+    """Queued and due now."""
+    active: int
+    unresolved: int
+    escalated: int
+    oldest_due_seconds: float | None
+    """How long the oldest due job has been due."""
+    paused: bool
+    live_workers: int
 
 
 class WorkerRecord(_Record):

@@ -4,13 +4,14 @@ from durable_jobs.service.approvals import Approvals, ApprovalStore
 from durable_jobs.service.claims import Claims
 from durable_jobs.service.control import Control, RecheckFilter
 from durable_jobs.service.creation import Creation
+from durable_jobs.service.operations import Operations
 from durable_jobs.service.outcomes import Completion, Outcomes
 from durable_jobs.service.reads import Reads
 from durable_jobs.service.sweep import Sweeps
 from durable_jobs.store.database import Database
 
 
-class DurableJobService(Creation, Claims, Outcomes, Sweeps, Control, Approvals, Reads):
+class DurableJobService(Creation, Claims, Outcomes, Sweeps, Control, Approvals, Operations, Reads):
     """The durable job service over one Postgres database.
 
     Async. Every verb owns its transaction, save `create_job(connection=…)`. All raise `StoreUnavailable` when the

@@ -6,6 +6,7 @@ from typing import Any
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from durable_jobs.contract.envelope import stored_digest
 from durable_jobs.contract.errors import (
     DurableJobsError,
     IdempotencyKeyConflict,
@@ -98,7 +99,8 @@ async def create_all(
             raise RetryTransaction(
                 f"idempotency key {spec.idempotency_key!r} is taken by a job this transaction can't see"
             )
-        if answer.job.request_digest != spec.digest():
+        # A row made in SQL bears no digest yet: it is that of what it holds.
+        if (answer.job.request_digest or stored_digest(answer.job)) != spec.digest():
             answers.append(IdempotencyKeyConflict(spec.idempotency_key, answer.job.id))
         else:
             answers.append(answer if _key(spec) not in seen else answer.model_copy(update={"created": False}))

@@ -1,6 +1,6 @@
 """The tables, for reads and for comparing with the migrated database. The migrations are the authority on the DDL."""
 
-from sqlalchemy import BigInteger, Boolean, Column, Float, Identity, Integer, MetaData, Table, Text
+from sqlalchemy import BigInteger, Boolean, Column, Float, Identity, Integer, LargeBinary, MetaData, Table, Text
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB, TIMESTAMP, UUID
 
 SCHEMA = "durable_jobs"
@@ -156,4 +156,20 @@ approvals = Table(
     Column("revoke_reason", Text),
     _time("consumed_at"),
     Column("consumed_by", UUID(as_uuid=True)),
+)
+
+api_tokens = Table(
+    "api_tokens",
+    metadata,
+    Column("id", UUID(as_uuid=True), primary_key=True),
+    Column("name", Text, nullable=False),
+    Column("token_sha256", LargeBinary, nullable=False),
+    Column("role", Text, nullable=False),
+    Column("organization_id", Text, nullable=False),
+    Column("projects", ARRAY(Text)),
+    Column("tenant", Text, nullable=False),
+    Column("actor", Text, nullable=False),
+    _time("created_at", nullable=False),
+    _time("expires_at"),
+    _time("revoked_at"),
 )

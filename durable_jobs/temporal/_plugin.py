@@ -8,6 +8,7 @@ import secrets
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -28,6 +29,7 @@ from durable_jobs.temporal.escalation import EscalationHook, Escalations
 from durable_jobs.temporal.job_workflow import JobWorkflow, VersionedJobWorkflow
 from durable_jobs.temporal.keeper import LeaseKeeper
 from durable_jobs.temporal.launch import Launcher
+from durable_jobs.temporal.listener import EnqueueListener
 from durable_jobs.temporal.reconciliation_workflow import ReconciliationWorkflow
 from durable_jobs.temporal.schedule import DEFAULT_INTERVAL, ensure_schedule, reconciliation_queue
 from durable_jobs.temporal.sweeps import SweepActivities
@@ -163,6 +165,10 @@ class _Host(JobActivities):
             plugin.escalations,
         )
 
+        self._listener = EnqueueListener(
+            self._database.url, plugin.schema, queue, partial(self._sweeps.launch_due, queue)
+        )
+
     async def start(self) -> None:
         """Raises `StoreUnavailable`, `SchemaMissing` on a database that was not migrated, or Temporal's `RPCError`."""
         self.running = True
@@ -186,8 +192,10 @@ class _Host(JobActivities):
             max_concurrent_activities=SWEEP_SLOTS,
         )
         self._sweeping = asyncio.create_task(self._sweeper.run())
+        self._listener.start()
 
     async def stop(self) -> None:
+        await self._listener.stop()
         if self._sweeper is not None and self._sweeping is not None:
             await self._sweeper.shutdown()
             await asyncio.wait({self._sweeping})

@@ -68,13 +68,17 @@ class SweepActivities:
 
     @activity.defn(name=messages.LAUNCH_SWEEP)
     async def launch_sweep(self, queue: str) -> int:
+        """`launch_due`, as an activity."""
+        async with _beating():
+            return await self.launch_due(queue)
+
+    async def launch_due(self, queue: str) -> int:
         """Start the workflows of unsettled jobs that have none, in claim order; returns how many were looked for."""
         looked_for = 0
         slots = asyncio.Semaphore(LAUNCH_CONCURRENCY)
-        async with _beating():
-            while due := await self._service.take_due_for_launch(queue):
-                await asyncio.gather(*(self._launch(candidate, slots) for candidate in due))
-                looked_for += len(due)
+        while due := await self._service.take_due_for_launch(queue):
+            await asyncio.gather(*(self._launch(candidate, slots) for candidate in due))
+            looked_for += len(due)
         return looked_for
 
     async def _launch(self, candidate: Candidate, slots: asyncio.Semaphore) -> None:

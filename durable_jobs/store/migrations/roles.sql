@@ -4,7 +4,7 @@
 DO $roles$
 DECLARE name text;
 BEGIN
-    FOREACH name IN ARRAY ARRAY['{role}_owner', '{role}_service', '{role}_tenant'] LOOP
+    FOREACH name IN ARRAY ARRAY['{role}_owner', '{role}_service', '{role}_tenant', '{role}_retention'] LOOP
         IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = name) THEN
             EXECUTE format('CREATE ROLE %I NOLOGIN', name);
         END IF;
@@ -21,12 +21,15 @@ BEGIN
     END LOOP;
 END $roles$;
 
-GRANT USAGE ON SCHEMA {s} TO {role}_service, {role}_tenant;
-GRANT SELECT, INSERT, UPDATE ON {s}.jobs, {s}.job_attempts, {s}.workers, {s}.approvals TO {role}_service;
+GRANT USAGE ON SCHEMA {s} TO {role}_service, {role}_tenant, {role}_retention;
+GRANT SELECT, INSERT, UPDATE ON {s}.jobs, {s}.job_attempts, {s}.workers, {s}.approvals, {s}.api_tokens TO {role}_service;
 GRANT SELECT, INSERT ON {s}.job_events, {s}.control_events TO {role}_service;
 GRANT SELECT, INSERT, DELETE ON {s}.queue_controls TO {role}_service;
 GRANT SELECT ON {s}.schema_version TO {role}_service;
 GRANT SELECT ON {s}.jobs, {s}.job_events, {s}.job_attempts TO {role}_tenant;
+-- UPDATE on the jobs, as a row must be locked to be deleted only where it still is what was looked at.
+GRANT SELECT, DELETE ON {s}.jobs, {s}.job_events, {s}.job_attempts TO {role}_retention;
+GRANT UPDATE (updated_at) ON {s}.jobs TO {role}_retention;
 
 ALTER TABLE {s}.jobs ENABLE ROW LEVEL SECURITY;
 ALTER TABLE {s}.jobs FORCE ROW LEVEL SECURITY;
@@ -38,8 +41,14 @@ ALTER TABLE {s}.job_attempts FORCE ROW LEVEL SECURITY;
 DROP POLICY IF EXISTS service ON {s}.jobs;
 DROP POLICY IF EXISTS service ON {s}.job_events;
 DROP POLICY IF EXISTS service ON {s}.job_attempts;
+DROP POLICY IF EXISTS retention ON {s}.jobs;
+CREATE POLICY retention ON {s}.jobs TO {role}_retention USING (true);
 CREATE POLICY service ON {s}.jobs TO {role}_service USING (true) WITH CHECK (true);
+DROP POLICY IF EXISTS retention ON {s}.job_events;
+CREATE POLICY retention ON {s}.job_events TO {role}_retention USING (true);
 CREATE POLICY service ON {s}.job_events TO {role}_service USING (true) WITH CHECK (true);
+DROP POLICY IF EXISTS retention ON {s}.job_attempts;
+CREATE POLICY retention ON {s}.job_attempts TO {role}_retention USING (true);
 CREATE POLICY service ON {s}.job_attempts TO {role}_service USING (true) WITH CHECK (true);
 
 -- Transaction-local: SELECT set_config('durable_jobs.organization', 'acme', true). Unset, or after the transaction, the
