@@ -18,6 +18,7 @@ from durable_jobs.contract.rules import encode_json
 from durable_jobs.contract.specs import JobSpec
 from durable_jobs.contract.states import EventName, JobStatus
 from durable_jobs.store import statements
+from durable_jobs.store.claim import claim_statement
 from durable_jobs.store.tables import job_attempts, job_events, jobs
 
 _JOB_FIELDS = frozenset(Job.model_fields)
@@ -80,7 +81,7 @@ class JobStore:
         filters: dict[str, Any] = {name: list(values) for name, values in scope.items() if values is not None}
         if len(filters.get("queues", ())) == 1:
             filters["queue"] = filters.pop("queues")[0]  # one value lets the scan follow the index's order
-        sql = statements.claim_statement(self.schema, job_id is not None, frozenset(filters))
+        sql = claim_statement(self.schema, job_id is not None, frozenset(filters))
         parameters = {"worker_id": worker_id, "claim_token": claim_token, "job_id": job_id, **filters}
         rows = await self._rows(connection, sql, parameters | {"launch_check_seconds": LAUNCH_CHECK_SECONDS})
         return (rows[0]["decision"], job_of(rows[0])) if rows else None

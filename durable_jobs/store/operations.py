@@ -37,7 +37,8 @@ FROM (
         count(*) FILTER (WHERE j.status IN ('indeterminate', 'timed_out')) AS unresolved,
         count(*) FILTER (WHERE j.escalated_at IS NOT NULL) AS escalated,
         extract(epoch FROM statement_timestamp() - min(j.scheduled_at)
-            FILTER (WHERE j.status = 'queued' AND j.scheduled_at <= statement_timestamp()))::float8 AS oldest_due_seconds
+            FILTER (WHERE j.status = 'queued' AND j.scheduled_at <= statement_timestamp()))::float8
+            AS oldest_due_seconds
     FROM {s}.jobs j
     WHERE j.status IN ('queued', 'claimed', 'running', 'indeterminate', 'timed_out')
         AND (%(organization)s = '' OR j.organization_id = %(organization)s)

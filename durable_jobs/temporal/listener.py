@@ -22,7 +22,7 @@ LONGEST_PAUSE_SECONDS = 30.0
 
 
 class EnqueueListener:
-    """Calls `launch` when a job was enqueued on `queue`, and after each reconnection, as something may have been missed."""
+    """Calls `launch` when a job was enqueued on `queue`, and after each reconnection, for what may have been missed."""
 
     def __init__(self, database_url: str, schema: str, queue: str, launch: Callable[[], Awaitable[int]]) -> None:
         self._url = urlsplit(database_url)._replace(scheme="postgresql").geturl()

@@ -71,7 +71,7 @@ class ResearchProvider:
                 return ProviderState.pending()
             case _Operation(state="absent"):
                 return ProviderState.absent()
-        return ProviderState.unknown(f"the provider can't account for {key}")
+        return ProviderState.unknown(f"its answer is {operation.state!r}")
 
 
 class Research(JobHandler[ResearchRequest, ResearchReport]):

@@ -48,6 +48,14 @@ class Child:
         if self.runs:
             self._process.kill()
 
+    def freeze(self) -> None:
+        """SIGSTOP: the process stands still, until `thaw` or its end."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """SIGCONT."""
+        self._process.send_signal(signal.SIGCONT)
+
     async def kill(self) -> None:
         """SIGKILL: the process gets no chance to tell anybody."""
         self.kill_at_once()

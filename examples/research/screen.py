@@ -2,20 +2,31 @@
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from rich.console import Console
+from rich.console import Console, Group
+from rich.live import Live
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Column, Table
+from rich.text import Text
 
 from durable_jobs.contract.models import Job, JobEvent
 
 PLAIN_LINE_SECONDS = 2.0
-STYLES = {"completed": "green", "indeterminate": "yellow", "failed": "red", "queued": "dim"}
+STYLES = {
+    "completed": "green",
+    "dead_letter": "magenta",
+    "escalated": "magenta",
+    "failed": "red",
+    "indeterminate": "yellow",
+    "queued": "dim",
+}
+UNTOLD = {"claim_token", "result", "traceback"}
+"""Parts of an event that say nothing to a reader."""
 
 
 @dataclass(frozen=True)
@@ -38,16 +49,14 @@ class Screen:
         self.console = console if console.is_terminal else Console(highlight=False, width=120)
         self._started = time.monotonic()
         self._progress = Progress(
-            TextColumn("questions"),
+            TextColumn("questions settled"),
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
-            TextColumn("{task.fields[state]}", markup=True),
             console=self.console,
-            disable=not self.console.is_terminal,
-            transient=True,
         )
-        self._task = self._progress.add_task("", total=total, state="")
+        self._task = self._progress.add_task("", total=total)
+        self._live = Live(self._progress, console=self.console, transient=True)
         self._last: tuple[float, str] = (0.0, "")
 
     @property
@@ -55,13 +64,14 @@ class Screen:
         return time.monotonic() - self._started
 
     def __enter__(self) -> Self:
-        self._progress.start()
+        if self.console.is_terminal:
+            self._live.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._progress.stop()
+        self._live.stop()
 
     def say(self, text: str) -> None:
         """A line that stays."""
@@ -69,8 +79,10 @@ class Screen:
 
     def update(self, snapshot: Snapshot, done: int) -> None:
         """Moves the bar; without a terminal, prints a line now and then when something has changed."""
-        state = "  ".join(_coloured(status, f"{n} {status}") for status, n in sorted(snapshot.statuses.items()))
-        self._progress.update(self._task, completed=done, state=f"{state}  [dim]{snapshot.pending_calls} in flight[/]")
+        counts = "  ".join(_coloured(status, f"{n} {status}") for status, n in sorted(snapshot.statuses.items()))
+        state = Text.from_markup(f"{counts}  [dim]{snapshot.pending_calls} calls at the provider[/]")
+        self._progress.update(self._task, completed=done)
+        self._live.update(Group(self._progress, state))
         when, text = self._last
         if not self.console.is_terminal and str(snapshot) != text and self.seconds - when >= PLAIN_LINE_SECONDS:
             self._last = (self.seconds, str(snapshot))
@@ -88,16 +100,16 @@ class Screen:
         self.console.print(table)
 
     def trail(self, job: Job, events: Sequence[JobEvent]) -> None:
-        """One job's events."""
+        """One job's events: when, since its creation, what, and to which status."""
         question = escape(str(job.payload["question"]))
-        columns = ("seconds", "event", "generation", "status after", "by", "data")
-        title = f"Trail of job {job.id}\n{question}"
-        table = Table(*(Column(name, overflow="fold") for name in columns), title=title)
+        table = Table(
+            "seconds", "event", "gen.", Column("facts", overflow="fold"), title=f"Trail of job {job.id}\n{question}"
+        )
         for event in events:
             after = f"{(event.occurred_at - job.created_at).total_seconds():.2f}"
-            data = escape(", ".join(f"{name}: {_short(value)}" for name, value in event.data.items()))
-            status = _coloured(event.status, event.status)
-            table.add_row(after, event.name, str(event.generation), status, escape(event.actor), data)
+            name = f"{event.name}\n[dim]→[/] {_coloured(event.status, event.status)}"
+            facts = escape("\n".join([f"actor: {event.actor}", *_facts(event.data)]))
+            table.add_row(after, name, str(event.generation), facts)
         self.console.print(table)
 
 
@@ -105,6 +117,12 @@ def _coloured(status: str, text: str) -> str:
     return f"[{STYLES.get(status, 'blue')}]{text}[/]"
 
 
-def _short(value: object, limit: int = 60) -> str:
-    text = str(value)
-    return text if len(text) <= limit else f"{text[: limit - 3]}..."
+def _facts(data: Mapping[str, object]) -> Iterator[str]:
+    """What an event carries, a line for each fact."""
+    for name, value in data.items():
+        if value is None or name in UNTOLD:
+            continue
+        if isinstance(value, Mapping):
+            yield from _facts(value)
+        else:
+            yield f"{name}: {value}"
