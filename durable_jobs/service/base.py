@@ -1,6 +1,6 @@
 """What every part of the service shares: the database, the store, and how a decided verb runs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -85,3 +85,8 @@ def require_json(field: str, value: object) -> None:
     """`value` is a storable JSON object. Raises `InvalidInput` naming the path of what isn't."""
     if problem := json_problem(value, field):
         raise InvalidInput([problem])
+
+
+def folded(job_types: Sequence[str] | None) -> list[str] | None:
+    """Job types as they are stored, in lower case."""
+    return None if job_types is None else [each.lower() for each in job_types]

@@ -21,7 +21,7 @@ from durable_jobs.contract.models import Claim, ClaimOutcome, ClaimRefusal, Job,
 from durable_jobs.contract.rules import key_problem
 from durable_jobs.contract.states import EventName, JobStatus
 from durable_jobs.service.approvals import PostgresApprovals
-from durable_jobs.service.base import ServicePart, require_json, require_text
+from durable_jobs.service.base import ServicePart, folded, require_json, require_text
 
 _REFUSALS = {refusal.value: refusal for refusal in ClaimRefusal}
 
@@ -46,7 +46,7 @@ class Claims(ServicePart):
         Returns None when nothing is eligible; with `job_id` always an outcome, falsy with the reason.
         """
         require_text(worker_id=worker_id)
-        scope = {"organizations": organizations, "queues": queues, "job_types": job_types}
+        scope = {"organizations": organizations, "queues": queues, "job_types": folded(job_types)}
 
         async def work(connection: AsyncConnection) -> tuple[str, Job] | None:
             return await self._store.claim(

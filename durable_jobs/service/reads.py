@@ -53,7 +53,7 @@ class Reads(ServicePart):
                 project=project,
                 statuses=statuses,
                 queue=queue,
-                job_type=job_type,
+                job_type=job_type.lower() if job_type is not None else None,
                 after=_cursor(after, UUID),
                 limit=limit + 1,
             )

@@ -20,7 +20,7 @@ from durable_jobs.contract.reconciliation import Judgement, ReconciliationPolicy
 from durable_jobs.contract.rules import json_problem
 from durable_jobs.contract.specs import FollowUp
 from durable_jobs.contract.states import JobStatus
-from durable_jobs.service.base import ServicePart, require_json, require_text
+from durable_jobs.service.base import ServicePart, folded, require_json, require_text
 from durable_jobs.service.follow_ups import FollowUps
 from durable_jobs.store.sweeps import scope_of
 
@@ -56,7 +56,7 @@ class Reconciliation(FollowUps, ServicePart):
         Candidates are indeterminate or timed out, of any age, or claimed or running with an expired lease.
         `escalated=False` leaves out those that stand before an operator. `after` is the last of the previous page.
         """
-        scope = scope_of(queue, job_types, organizations)
+        scope = scope_of(queue, folded(job_types), organizations)
         position = (after[0].created_at, after[0].id) if after else None
         return await self.database.run(
             lambda own: self._sweeps.candidates(

@@ -119,7 +119,7 @@ class JobStore:
         details: Mapping[str, Any] | None,
     ) -> LeaseStatus:
         """Extend one lease, waiting for the row's lock; with `details`, leave them as a heartbeat event."""
-        sql = statements.statement(statements.RENEW, self.schema, skip_locked="")
+        sql = statements.statement(statements.RENEW, self.schema, **statements.RENEW_ONE)
         rows = await self._rows(connection, sql, renewal(claim.worker_id, [claim], grace_seconds, details))
         return LeaseStatus(rows[0]["answer"])
 

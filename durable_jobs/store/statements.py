@@ -93,6 +93,8 @@ changed AS (
 SELECT {job_columns_g}, g.now, EXISTS (SELECT FROM changed) AS applied FROM judged g
 """
 
+RENEW_ONE = {"skip_locked": "", "passed_over": "lost"}
+RENEW_ALL = {"skip_locked": "SKIP LOCKED", "passed_over": "skipped"}
 RENEW = """
 WITH asked AS (
     SELECT * FROM unnest(%(job_ids)s::uuid[], %(generations)s::bigint[]) AS a(id, generation)
@@ -117,9 +119,10 @@ WITH asked AS (
 SELECT a.id, a.generation, CASE
     WHEN r.cancel_requested_at IS NOT NULL THEN 'cancel_requested'
     WHEN r.id IS NOT NULL THEN 'held'
-    -- Not renewed, yet still this holder's as the statement began: locked by somebody, to be tried at the next tick.
+    -- Not renewed, yet this holder's as the statement began. Where locks are skipped: to be tried at the next tick.
+    -- Where they were waited for: fenced in the meantime.
     WHEN EXISTS (SELECT FROM {s}.jobs j WHERE j.id = a.id AND j.lease_generation = a.generation
-        AND j.claimed_by = %(worker_id)s AND j.status IN ('claimed', 'running')) THEN 'skipped'
+        AND j.claimed_by = %(worker_id)s AND j.status IN ('claimed', 'running')) THEN '{passed_over}'
     ELSE 'lost' END AS answer
 FROM asked a LEFT JOIN renewed r ON r.id = a.id
 """

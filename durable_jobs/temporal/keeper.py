@@ -19,7 +19,7 @@ import psycopg
 from durable_jobs.contract.models import Claim, Job
 from durable_jobs.store.database import BEGIN, CONNECT_ARGS
 from durable_jobs.store.jobs import renewal
-from durable_jobs.store.statements import RENEW, statement
+from durable_jobs.store.statements import RENEW, RENEW_ALL, statement
 from durable_jobs.store.sweeps import BEAT, SweepStore
 
 logger = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ class LeaseKeeper:
 
     def __init__(self, database_url: str, schema: str, worker_id: str, grace_seconds: float) -> None:
         self._url = urlsplit(database_url)._replace(scheme="postgresql").geturl()
-        self._sql = statement(RENEW, schema, skip_locked="SKIP LOCKED")
+        self._sql = statement(RENEW, schema, **RENEW_ALL)
         self._beat_sql = SweepStore(schema).sql(BEAT)
         self._worker_id = worker_id
         self._grace_seconds = grace_seconds

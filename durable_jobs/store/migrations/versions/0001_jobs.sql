@@ -59,6 +59,8 @@ CREATE TABLE {s}.jobs (
 CREATE INDEX jobs_claim ON {s}.jobs (queue, priority DESC, scheduled_at, created_at, id) WHERE status = 'queued';
 CREATE INDEX jobs_active ON {s}.jobs (queue, priority DESC, scheduled_at, created_at, id)
     WHERE status IN ('claimed', 'running');
+-- A claim of "the next job" that is repeated after a lost reply finds its own.
+CREATE INDEX jobs_claim_token ON {s}.jobs (claim_token) WHERE claim_token IS NOT NULL;
 CREATE INDEX jobs_listing ON {s}.jobs (organization_id, project_id, id);
 
 CREATE TABLE {s}.job_events (
