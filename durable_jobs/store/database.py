@@ -69,6 +69,7 @@ class Database:
             max_overflow=0,
             pool_timeout=10,
             connect_args=CONNECT_ARGS,
+            hide_parameters=True,  # an error's text must not carry a tenant's payload into a log
             execution_options={"schema_translate_map": {SCHEMA: self.schema}},
         )
 
