@@ -78,7 +78,7 @@ class Research(JobHandler[ResearchRequest, ResearchReport]):
     """Answers one question by one call to the provider."""
 
     job_type = "research"
-    # Identities and governed intents come with the execution envelope; until then the handler asks for none.
+    # An answer changes nothing in the world. `examples/governed` shows a handler whose calls do.
     consequential = False
 
     def __init__(self, provider: ResearchProvider) -> None:
