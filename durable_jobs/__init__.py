@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from durable_jobs.contract.reconciliation import ReconciliationPolicy
     from durable_jobs.contract.specs import FollowUp, JobSpec
     from durable_jobs.contract.states import EventName, JobStatus
+    from durable_jobs.contract.summary import SweepSummary
     from durable_jobs.handler import JobContext, JobHandler
     from durable_jobs.service import Database, DurableJobService
     from durable_jobs.temporal._plugin import DurableJobsPlugin
@@ -27,6 +28,7 @@ _HOMES = {
     "contract.reconciliation": ("ReconciliationPolicy",),
     "contract.specs": ("FollowUp", "JobSpec"),
     "contract.states": ("EventName", "JobStatus"),
+    "contract.summary": ("SweepSummary",),
     "contract.provider": ("ProviderState",),
     "handler": ("JobContext", "JobHandler"),
     "service": ("Database", "DurableJobService"),
@@ -60,6 +62,7 @@ __all__ = [
     "LeaseStatus",
     "ProviderState",
     "ReconciliationPolicy",
+    "SweepSummary",
 ]
 
 

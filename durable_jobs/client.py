@@ -116,15 +116,22 @@ class DurableJobs:
         """
         return await sweep_now(self._launcher.client, queue)
 
-    async def resume_queue(self, queue: str, job_type: str | None = None, *, actor: str, reason: str) -> int:
+    async def resume_queue(
+        self, queue: str, job_type: str | None = None, *, actor: str, reason: str, organization: str | None = None
+    ) -> int:
         """`resume_queue`, and wakes the workflows of its due jobs in claim order; returns how many."""
-        await self.service.resume_queue(queue, job_type, actor=actor, reason=reason)
+        await self.service.resume_queue(queue, job_type, actor=actor, reason=reason, organization=organization)
         woken = 0
         last: Job | None = None
         while page := await self.service.list_claimable(queue, job_type, after=last):
             await self._each(JobHandle.wake, [self.handle(job.id) for job in page])
             woken, last = woken + len(page), page[-1]
         return woken
+
+    @property
+    def temporal(self) -> Client:
+        """The Temporal client it was connected with."""
+        return self._launcher.client
 
     def handle(self, job_id: UUID) -> "JobHandle":
         """The handle of a job created elsewhere; nothing is read until it is used."""
@@ -146,6 +153,11 @@ class JobHandle:
         self._service = service
         self._launcher = launcher
         self._job = created.job if created else None
+
+    @property
+    def workflow_id(self) -> str:
+        """The id of the job's workflow in Temporal."""
+        return workflow_id(self.id)
 
     async def job(self) -> Job:
         """The row as it stands. Raises `JobNotFound`."""
@@ -181,7 +193,7 @@ class JobHandle:
     async def _tell(self, telling: Any, job: Job) -> bool:
         try:
             await telling
-        except RPCError as error:
+        except (RPCError, RuntimeError) as error:  # RuntimeError: a lazy client that can't connect
             logger.warning("Job %s: Temporal could not be told now: %s", job.id, error)
             return False
         return True

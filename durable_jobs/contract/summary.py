@@ -14,7 +14,7 @@ class SweepSummary:
     """By the status that the job was resolved to."""
     escalated: int = 0
     skipped: dict[str, int] = field(default_factory=dict)
-    """By reason: what was left as it was, `escalated` counting all that stand before an operator."""
+    """By reason: what was left as it was, `escalated` counting all that stood before an operator."""
     follow_ups: int = 0
     """Follow-ups created for jobs that an operator or a webhook completed."""
     launches: int = 0

@@ -81,6 +81,9 @@ class Sweep:
         One that raises, hangs or answers rubbish is counted and left; it stops no other.
         """
         summary = SweepSummary()
+        summary.skipped["escalated"] = await self.service.count_escalated(
+            self.queue, list(self.lookups), self.organizations
+        )
         slots = asyncio.Semaphore(self.policy.lookup_concurrency)
 
         async def handle(candidate: Candidate, organization: str, project: str) -> None:
@@ -101,9 +104,6 @@ class Sweep:
                 await slots.acquire()
                 summary.looked_at += 1
                 group.create_task(handle(candidate, organization, project))
-        summary.skipped["escalated"] = await self.service.count_escalated(
-            self.queue, list(self.lookups), self.organizations
-        )
         await self._escalate_unhosted(summary)
         await self._create_follow_ups(summary)
         return summary

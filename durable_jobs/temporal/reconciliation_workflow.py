@@ -11,7 +11,8 @@ with workflow.unsafe.imports_passed_through():
     from durable_jobs.temporal import messages
 
 SWEEP_TIMEOUT = timedelta(minutes=10)
-_HEARTBEAT = timedelta(seconds=30)
+_HEARTBEAT = timedelta(seconds=10)
+"""A worker killed in mid-sweep holds the next one back for so long; a repeated sweep is harmless."""
 _RETRY = RetryPolicy(maximum_attempts=3)
 
 

@@ -22,7 +22,7 @@ from durable_jobs.temporal.launch import Launcher
 logger = logging.getLogger(__name__)
 
 LAUNCH_CONCURRENCY = 50
-HEARTBEAT_SECONDS = 5.0
+HEARTBEAT_SECONDS = 3.0
 
 
 class SweepActivities:

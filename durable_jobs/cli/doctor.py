@@ -1,0 +1,159 @@
+"""`durable-jobs doctor`: what is wrong, and what to do about it."""
+
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import Literal
+
+import typer
+from temporalio.service import RPCError
+
+from durable_jobs.cli import tables
+from durable_jobs.cli.connection import with_jobs
+from durable_jobs.cli.output import JsonOption, say
+from durable_jobs.client import DurableJobs
+from durable_jobs.contract.models import QueueOverview, WorkerRecord
+from durable_jobs.temporal.launch import Launcher
+from durable_jobs.temporal.schedule import schedule_id
+
+UNHEALTHY_EXIT = 7
+SKEW_SECONDS = 5.0
+LONG_DUE_SECONDS = 600.0
+OLD_SNAPSHOT = 1_000_000
+"""Transactions: an old snapshot held elsewhere broke the flatness of claims."""
+
+Level = Literal["ok", "warning", "bad"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    check: str
+    level: Level
+    found: str
+    do: str = ""
+
+
+def doctor(as_json: JsonOption = False) -> None:
+    """Check schema, clocks, durability, Temporal, queues, workers and stuck jobs.
+
+    Exits with 7 when something is bad; warnings alone leave it at 0.
+    """
+    findings = with_jobs(as_json, examine)
+    bad = any(finding.level == "bad" for finding in findings)
+    if as_json:
+        say(True, "", healthy=not bad, findings=[asdict(finding) for finding in findings])
+    else:
+        colours = {"ok": "green", "warning": "yellow", "bad": "red"}
+        rows = ((each.check, f"[{colours[each.level]}]{each.level}[/]", each.found, each.do) for each in findings)
+        tables.show(("check", "", "found", "what to do"), rows, empty="")
+    if bad:
+        raise typer.Exit(UNHEALTHY_EXIT)
+
+
+async def examine(jobs: DurableJobs) -> list[Finding]:
+    """All findings. The schema's version was checked by connecting."""
+    service = jobs.service
+    facts = await service.database_facts()
+    workers, queues = await service.list_workers(), await service.list_queues()
+    findings = [Finding("schema", "ok", "the newest revision"), *_of_database(facts)]
+    findings += await _of_temporal(jobs, workers)
+    return findings + _of_queues(queues, workers) + _of_workers(workers)
+
+
+def _of_database(facts: dict[str, object]) -> list[Finding]:
+    skew = abs((datetime.now(UTC) - facts["now"]).total_seconds())  # type: ignore[operator]
+    settings = {name: facts[name] for name in ("fsync", "full_page_writes", "synchronous_commit")}
+    off = [name for name, value in settings.items() if value == "off" and name != "synchronous_commit"]
+    dead, live, xmin = (int(facts[name] or 0) for name in ("dead_tuples", "live_tuples", "oldest_xmin_age"))  # type: ignore[call-overload]
+    return [
+        Finding(
+            "clocks",
+            "ok" if skew < SKEW_SECONDS else "warning",
+            f"this machine and the database differ by {skew:.1f} s",
+            "" if skew < SKEW_SECONDS else "set the clock; leases are judged by the database's alone",
+        ),
+        Finding(
+            "durability",
+            "bad" if off else "ok",
+            ", ".join(f"{name}={value}" for name, value in settings.items()),
+            f"switch {', '.join(off)} on: a committed boundary may be lost" if off else "",
+        ),
+        Finding(
+            "primary",
+            "bad" if facts["in_recovery"] else "ok",
+            "a standby" if facts["in_recovery"] else "the primary",
+            "connect to the primary" if facts["in_recovery"] else "",
+        ),
+        Finding(
+            "old snapshots",
+            "warning" if xmin > OLD_SNAPSHOT else "ok",
+            f"the oldest is {xmin} transactions old",
+            "end the session that holds it: claims slow down" if xmin > OLD_SNAPSHOT else "",
+        ),
+        Finding(
+            "dead rows",
+            "warning" if dead > max(10_000, live) else "ok",
+            f"{dead} dead beside {live} live in jobs",
+            "let autovacuum run more often on the table" if dead > max(10_000, live) else "",
+        ),
+    ]
+
+
+async def _of_temporal(jobs: DurableJobs, workers: list[WorkerRecord]) -> list[Finding]:
+    try:
+        launcher = Launcher(jobs.temporal)
+        indexed = await launcher.indexed()
+        missing = []
+        for queue in sorted({each.queue for each in workers if tables.health(each) == "healthy"}):
+            try:
+                await jobs.temporal.get_schedule_handle(schedule_id(queue)).describe()
+            except RPCError:
+                missing.append(queue)
+    except (RPCError, RuntimeError) as error:
+        return [Finding("Temporal", "bad", f"not reachable: {error}", "check TEMPORAL_ADDRESS; accepted jobs wait")]
+    return [
+        Finding("Temporal", "ok", f"namespace {jobs.temporal.namespace}"),
+        Finding(
+            "search attributes",
+            "ok" if indexed else "warning",
+            "present" if indexed else "missing",
+            "" if indexed else "create DurableJobState, DurableJobQueue, DurableJobOperationKey (Keyword); optional",
+        ),
+        Finding(
+            "schedules",
+            "bad" if missing else "ok",
+            f"missing for {', '.join(missing)}" if missing else "present for every live queue",
+            "restart a worker of the queue: it makes the schedule" if missing else "",
+        ),
+    ]
+
+
+def _of_queues(queues: list[QueueOverview], workers: list[WorkerRecord]) -> list[Finding]:
+    findings = []
+    for each in queues:
+        name = f"queue {each.queue}, {each.job_type}"
+        ever = any(worker.queue == each.queue and each.job_type in worker.job_types for worker in workers)
+        if not each.live_workers:
+            found = "no live worker" if ever else "no worker ever hosted it"
+            findings.append(Finding(name, "bad", found, "start a worker that hosts this type on this queue"))
+        if each.escalated:
+            do = "durable-jobs jobs escalated"
+            findings.append(Finding(name, "bad", f"{each.escalated} jobs stand before an operator", do))
+        if each.paused:
+            findings.append(Finding(name, "warning", "paused", f"durable-jobs queues resume {each.queue} …"))
+        elif each.oldest_due_seconds and each.oldest_due_seconds > LONG_DUE_SECONDS:
+            waited = tables.duration(each.oldest_due_seconds)
+            findings.append(
+                Finding(name, "warning", f"a job has been due for {waited}", "add workers, or look for what holds them")
+            )
+    return findings or [Finding("queues", "ok", "nothing waits for long, nothing needs an operator")]
+
+
+def _of_workers(workers: list[WorkerRecord]) -> list[Finding]:
+    stale = [each for each in workers if tables.health(each) == "stale"]
+    live = sum(tables.health(each) == "healthy" for each in workers)
+    if not stale:
+        return [Finding("workers", "ok" if live else "warning", f"{live} healthy", "" if live else "start a worker")]
+    names = ", ".join(each.id for each in stale[:3])
+    return [
+        Finding("workers", "warning", f"{len(stale)} stopped reporting: {names}", "they crashed or lost the database")
+    ]

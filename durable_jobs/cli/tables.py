@@ -1,0 +1,161 @@
+"""Tables and lines for people, within 100 columns."""
+
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+
+from rich.console import Console
+from rich.table import Table
+
+from durable_jobs.contract.models import Job, JobAttempt, JobEvent, QueueOverview, WorkerRecord
+from durable_jobs.contract.rules import encode_json
+from durable_jobs.contract.states import ACTIVE, UNRESOLVED, JobStatus
+
+WIDTH = 100
+STALE_AFTER = 60.0
+
+_COLOURS = {
+    JobStatus.COMPLETED: "green",
+    JobStatus.FAILED: "red",
+    JobStatus.DEAD_LETTER: "red",
+    JobStatus.HALT_UNSAFE: "red",
+    JobStatus.INDETERMINATE: "yellow",
+    JobStatus.TIMED_OUT: "yellow",
+}
+
+
+def console() -> Console:
+    """At most 100 columns wide; without colours where the output is no terminal."""
+    terminal = Console()
+    return Console(width=min(terminal.width, WIDTH) if terminal.is_terminal else WIDTH)
+
+
+def show(headings: Sequence[str], rows: Iterable[Sequence[object]], *, empty: str) -> None:
+    """One table, or the line `empty`."""
+    table = Table(box=None, pad_edge=False, show_edge=False)
+    for heading in headings:
+        table.add_column(heading, overflow="fold", no_wrap=heading in ("id", "status"))
+    for row in rows:
+        table.add_row(*("" if cell is None else str(cell) for cell in row))
+    console().print(table if table.row_count else empty)
+
+
+def status(job: Job) -> str:
+    colour = _COLOURS.get(job.status)
+    word = f"[{colour}]{job.status}[/]" if colour else str(job.status)
+    return f"{word} [bold]![/]" if job.escalated_at and job.status in UNRESOLVED else word
+
+
+def age(moment: datetime | None, now: datetime | None = None) -> str:
+    """How long ago, or until when, in one word."""
+    if moment is None:
+        return ""
+    seconds = ((now or datetime.now(UTC)) - moment).total_seconds()
+    text = duration(abs(seconds))
+    return text if seconds >= 0 else f"in {text}"
+
+
+def duration(seconds: float) -> str:
+    for unit, size in (("d", 86_400), ("h", 3_600), ("m", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def jobs(found: Iterable[Job]) -> None:
+    rows = (
+        (
+            job.id,
+            status(job),
+            job.job_type,
+            f"{job.organization_id}/{job.project_id}",
+            job.attempt_count,
+            age(job.created_at),
+        )
+        for job in found
+    )
+    show(("id", "status", "type", "project", "tries", "age"), rows, empty="no jobs")
+
+
+def events(found: Iterable[JobEvent]) -> None:
+    rows = (
+        (
+            event.occurred_at.strftime("%m-%d %H:%M:%S.%f")[:-3],
+            event.name,
+            event.generation,
+            event.actor,
+            encode_json({name: value for name, value in event.data.items() if name != "claim_token"})[:160],
+        )
+        for event in found
+    )
+    show(("when (UTC)", "event", "gen", "by", "data"), rows, empty="no events")
+
+
+def attempts(found: Iterable[JobAttempt]) -> None:
+    rows = (
+        (
+            attempt.generation,
+            attempt.intent_number,
+            attempt.worker_id,
+            attempt.claimed_at.strftime("%m-%d %H:%M:%S"),
+            "yes" if attempt.dispatched_at else "no",
+            attempt.outcome or "running",
+            attempt.error.code if attempt.error else "",
+        )
+        for attempt in found
+    )
+    show(("gen", "intent", "worker", "claimed (UTC)", "sent", "outcome", "error"), rows, empty="no attempts")
+
+
+def queues(found: Iterable[QueueOverview]) -> None:
+    rows = (
+        (
+            each.queue,
+            each.job_type,
+            each.queued,
+            each.active,
+            each.unresolved,
+            each.escalated,
+            duration(each.oldest_due_seconds) if each.oldest_due_seconds is not None else "",
+            each.live_workers or "[red]none[/]",
+            "paused" if each.paused else "",
+        )
+        for each in found
+    )
+    headings = ("queue", "type", "queued", "active", "unresolved", "escalated", "oldest due", "workers", "")
+    show(headings, rows, empty="no unsettled jobs")
+
+
+def workers(found: Iterable[WorkerRecord]) -> None:
+    rows = (
+        (each.id, health(each), each.queue, ", ".join(each.job_types), each.running, age(each.heartbeat_at, each.now))
+        for each in found
+    )
+    show(("id", "health", "queue", "types", "running", "heartbeat"), rows, empty="no worker was ever here")
+
+
+def health(worker: WorkerRecord, stale_after: float = STALE_AFTER) -> str:
+    """healthy, stale or stopped."""
+    if worker.stopped_at is not None:
+        return "stopped"
+    return "stale" if (worker.now - worker.heartbeat_at).total_seconds() > stale_after else "healthy"
+
+
+def next_steps(job: Job, now: datetime) -> list[str]:
+    """The command for each legal next step of the job."""
+    command = f"durable-jobs jobs {{}} {job.id}"
+    why = '--actor NAME --reason "…"'
+    if job.status is JobStatus.QUEUED:
+        return [f"{command.format('cancel')} {why}"]
+    if job.status in ACTIVE:
+        steps = [] if job.cancel_requested_at else [f"{command.format('cancel')} {why}"]
+        expired = job.lease_expires_at is not None and job.lease_expires_at <= now
+        return steps + ([f"{command.format('requeue')} {why}"] if expired and job.dispatched_at is None else [])
+    if job.status in UNRESOLVED:
+        resolve = (
+            f'{command.format("resolve")} completed|failed|dead_letter --actor NAME --evidence \'{{"seen": "…"}}\''
+        )
+        return [resolve, *([f"{command.format('recheck')} {why}"] if job.escalated_at else [])]
+    if job.status is JobStatus.FAILED:
+        by_operator = (job.reconciliation or {}).get("by") == "operator"
+        return [f"{command.format('retry')} {why}" + (" --accept-duplicate-risk" if by_operator else "")]
+    return []
