@@ -2,7 +2,7 @@
 
 import typer
 
-from durable_jobs.cli import jobs, operations, queues, tokens
+from durable_jobs.cli import jobs, operations, processes, queues, tokens
 from durable_jobs.cli.dev import dev
 from durable_jobs.cli.doctor import doctor
 from durable_jobs.cli.migrate import migrate
@@ -12,7 +12,17 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_show_locals=False,
 )
-for command in (dev, migrate, doctor, operations.workers, operations.sweep, operations.prune, operations.quarantine):
+for command in (
+    dev,
+    migrate,
+    processes.worker,
+    processes.serve,
+    doctor,
+    operations.workers,
+    operations.sweep,
+    operations.prune,
+    operations.quarantine,
+):
     app.command()(command)
 app.add_typer(jobs.app, name="jobs")
 app.add_typer(queues.app, name="queues")
