@@ -5,7 +5,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo dev test lint generate verify clean
+.PHONY: help demo dev test soak lint generate verify clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -26,6 +26,9 @@ dev: $(READY) ## Postgres and a Temporal server with its UI, until Ctrl-C
 
 test: $(READY) ## the test suite, against real servers
 	$(BIN)/python -m pytest $(ARGS)
+
+soak: $(READY) ## many jobs over three workers while processes and servers die, and all invariants; ARGS="--seed 7"
+	$(BIN)/python -m tests.soak $(ARGS)
 
 lint: $(READY) ## ruff, mypy, import contracts
 	$(BIN)/ruff check .

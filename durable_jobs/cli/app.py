@@ -35,6 +35,6 @@ def root() -> None:
 
     Reads DURABLE_JOBS_DATABASE_URL, and Temporal's own settings such as TEMPORAL_ADDRESS.
 
-    Exits with 0 on success, 1 on failure, 2 on wrong usage, 4 when there is no such thing, 5 when the job's row refuses,
-    6 when a server is away; a command's help names any other.
+    Exits with 0 on success, 1 on failure, 2 on wrong usage, 4 when there is no such thing, 5 when the job's row
+    refuses, 6 when a server is away; a command's help names any other.
     """
