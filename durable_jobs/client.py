@@ -180,10 +180,13 @@ class JobHandle:
 
     async def launch(self) -> bool:
         """Start the job's workflow unless the job is settled or it runs; False with Temporal away."""
-        job, self._job = self._job or await self.job(), None
+        fresh, self._job = self._job, None
+        if fresh is not None and self.created:
+            return await self._tell(self._launcher.start(fresh), fresh)
+        job, now = await self._service.get_job_and_clock(self.id)
         if job.status.is_settled:
             return True
-        return await self._tell(self._launcher.start(job), job)
+        return await self._tell(self._launcher.start(job, now=now), job)
 
     async def wake(self) -> bool:
         """Make the job's workflow look at the row now; False with Temporal away, and it looks by its own timer."""

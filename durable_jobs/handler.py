@@ -97,6 +97,7 @@ class JobHandler(ABC, Generic[RequestT, ResultT]):
 
     _request: ClassVar[TypeAdapter[Any]] = TypeAdapter(dict[str, Any])
     _result: ClassVar[TypeAdapter[Any]] = TypeAdapter(dict[str, Any])
+    _result_is_json: ClassVar[bool] = True
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -108,6 +109,7 @@ class JobHandler(ABC, Generic[RequestT, ResultT]):
                     cls._request = TypeAdapter(request)
                 if not isinstance(result, TypeVar):
                     cls._result = TypeAdapter(result)
+                    cls._result_is_json = result in (Any, dict, dict[str, Any])
 
     @abstractmethod
     async def run(self, job: JobContext, request: RequestT) -> ResultT:
@@ -130,9 +132,11 @@ class JobHandler(ABC, Generic[RequestT, ResultT]):
         """A stored result as the handler's model. Raises pydantic's `ValidationError`."""
         return cast("ResultT", self._result.validate_python(result))
 
-    @staticmethod
-    def dump_result(result: object) -> object:
-        """What is stored of a handler's result: a model's JSON form, an empty object for None, else itself."""
+    def dump_result(self, result: object) -> object:
+        """What is stored of a handler's result: the JSON form of whatever pydantic dumps, an empty object for None.
+
+        Raises what pydantic raises for what it can't dump.
+        """
         if isinstance(result, BaseModel):
             return result.model_dump(mode="json")
-        return {} if result is None else result
+        return {} if result is None else self._result.dump_python(cast("ResultT", result), mode="json", warnings=False)

@@ -9,8 +9,8 @@ from datetime import timedelta
 from typing import Any
 
 from temporalio import workflow
-from temporalio.common import Priority
-from temporalio.exceptions import ApplicationError, ChildWorkflowError, WorkflowAlreadyStartedError
+from temporalio.common import Priority, SearchAttributeKey, SearchAttributePair, TypedSearchAttributes
+from temporalio.exceptions import ActivityError, ApplicationError, ChildWorkflowError, WorkflowAlreadyStartedError
 from temporalio.workflow import ParentClosePolicy
 
 with workflow.unsafe.imports_passed_through():
@@ -23,6 +23,7 @@ __all__ = ["run_job"]
 
 _TIMEOUT = timedelta(seconds=30)
 _LONGEST_POLL = 600.0
+_QUEUE = SearchAttributeKey.for_keyword(messages.QUEUE_ATTRIBUTE)
 
 
 async def run_job(spec: JobSpec) -> dict[str, Any]:
@@ -40,9 +41,12 @@ async def run_job(spec: JobSpec) -> dict[str, Any]:
     if spec.execution is not None and spec.execution.run is None:
         execution = spec.execution.model_copy(update={"run": workflow.info().run_id})
         spec = spec.model_copy(update={"execution": execution})
-    child = await workflow.execute_activity(
-        messages.CREATE_JOB, spec.model_dump_json(), result_type=ChildJob, start_to_close_timeout=_TIMEOUT
-    )
+    try:
+        child = await workflow.execute_activity(
+            messages.CREATE_JOB, spec.model_dump_json(), result_type=ChildJob, start_to_close_timeout=_TIMEOUT
+        )
+    except ActivityError as error:
+        raise (error.cause if isinstance(error.cause, ApplicationError) else error) from None
     if not child.settled:
         await _wait_for(child)
     polls = 0
@@ -73,6 +77,9 @@ async def _wait_for(child: ChildJob) -> None:
             parent_close_policy=ParentClosePolicy.ABANDON,
             priority=Priority(priority_key=child.priority_key, fairness_key=child.fairness_key),
             static_summary=child.summary,
+            search_attributes=TypedSearchAttributes([SearchAttributePair(_QUEUE, child.queue)])
+            if child.start.indexed
+            else None,
         )
     except WorkflowAlreadyStartedError:
         return

@@ -6,6 +6,8 @@ from durable_jobs.contract.digest import request_digest
 from durable_jobs.contract.envelope import (
     EXECUTION,
     GOVERNANCE,
+    SQL_DIGEST,
+    ExecutionIdentity,
     GovernanceFacts,
     MalformedEnvelope,
     read_execution_identity,
@@ -13,6 +15,8 @@ from durable_jobs.contract.envelope import (
     stored_digest,
 )
 from durable_jobs.contract.models import Job
+
+CHANGED_PAYLOAD = "payload: was changed after creation, as request_digest tells"
 
 
 def validate_execution_identity_for_dispatch(job: Job) -> list[str]:
@@ -43,9 +47,32 @@ def admission_reasons(job: Job, now: datetime) -> list[str]:
         return reasons + [str(problem) for problem in error.problems]
     if governance is not None:
         reasons += _governance_reasons(job, governance, now)
-    if not reasons and job.request_digest and stored_digest(job) != job.request_digest:
-        reasons.append("payload: was changed after creation, as request_digest tells")
+    if not reasons and not job.request_digest.startswith(SQL_DIGEST) and stored_digest(job) != job.request_digest:
+        reasons.append(CHANGED_PAYLOAD)
     return reasons
+
+
+def approval_of(job: Job) -> tuple[str | None, str | None]:
+    """The approval that a well-formed job is to consume, if any, and the action intent that it must be for.
+
+    The governance names it; where there is none, the identity.
+    """
+    governance, identity = read_governance(job), read_execution_identity(job)
+    if governance is not None:
+        return governance.approval, governance.action_intent
+    return (identity.approval, identity.action_intent) if identity is not None else (None, None)
+
+
+def trusted_identity(job: Job) -> ExecutionIdentity | None:
+    """The identity that a job may pass on to its children, held against its row. Raises `MalformedEnvelope`."""
+    identity = read_execution_identity(job)
+    if identity is None:
+        return None
+    if reasons := validate_execution_identity_for_dispatch(job):
+        raise MalformedEnvelope.at(EXECUTION, "; ".join(reasons))
+    if not job.request_digest.startswith(SQL_DIGEST) and stored_digest(job) != job.request_digest:
+        raise MalformedEnvelope.at(EXECUTION, CHANGED_PAYLOAD)
+    return identity
 
 
 def _governance_reasons(job: Job, governance: GovernanceFacts, now: datetime) -> list[str]:

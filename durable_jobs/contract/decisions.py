@@ -273,12 +273,12 @@ _MOVED_BY_RETRY = (
 )
 
 
-def escalate(job: Job, *, reason: str, actor: str, now: datetime, **columns: Any) -> Change:
-    """Put the job before an operator; its status stays."""
+def escalate(job: Job, *, reason: str, actor: str, now: datetime, evidence: dict[str, Any] | None = None) -> Change:
+    """Put the job before an operator, with what it rests on; its status stays."""
     return Change(
-        columns={"status": job.status, "escalated_at": now, "escalation_reason": reason, **columns},
+        columns={"status": job.status, "escalated_at": now, "escalation_reason": reason},
         event=EventName.ESCALATED,
-        data={"reason": reason},
+        data={"reason": reason, **({"evidence": evidence} if evidence else {})},
         actor=actor,
     )
 

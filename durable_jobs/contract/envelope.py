@@ -10,7 +10,7 @@ made behind the service's back is found and named. A seal is no signature: whoev
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, TypeVar
 from uuid import UUID
 
 from opentelemetry import trace
@@ -23,6 +23,9 @@ from durable_jobs.contract.models import Job
 
 VERSION = 1
 EXECUTION, GOVERNANCE = "execution", "governance"
+
+SQL_DIGEST = "sql:"
+"""How the digest of a row begins that SQL's `enqueue` made: only the database can take it again."""
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -52,6 +55,12 @@ def _stored_time(value: object) -> datetime:
     return datetime.fromisoformat(value)
 
 
+def _version(value: int) -> int:
+    if isinstance(value, bool) or value != VERSION:
+        raise ValueError(f"must be {VERSION}: a newer one is refused, not guessed")
+    return value
+
+
 def _facts(value: dict[str, Any]) -> dict[str, Any]:
     if problem := rules.json_problem(value, "facts"):
         raise ValueError(str(problem))
@@ -61,11 +70,12 @@ def _facts(value: dict[str, Any]) -> dict[str, Any]:
 Text = Annotated[str, AfterValidator(_text)]
 Moment = Annotated[datetime, AfterValidator(_time)]
 StoredMoment = Annotated[datetime, BeforeValidator(_stored_time), AfterValidator(_time)]
+Version = Annotated[int, AfterValidator(_version)]
 Facts = Annotated[dict[str, Any], AfterValidator(_facts)]
 
 
 class _Input(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, revalidate_instances="always")
 
 
 class _Lineage(_Input):
@@ -102,7 +112,7 @@ class ExecutionInput(_Lineage):
 class ExecutionIdentity(_Lineage):
     """Whose work a job is, as read from its envelope: the whole lineage, or an error."""
 
-    version: Literal[1]
+    version: Version
     organization: Text
     project: Text
     job: Text
@@ -128,7 +138,7 @@ class GovernanceInput(_Governed):
 class GovernanceFacts(_Governed):
     """What was allowed, as read from its envelope."""
 
-    version: Literal[1]
+    version: Version
     job: Text
     issued_at: StoredMoment
     expires_at: StoredMoment

@@ -59,7 +59,7 @@ class Job(_Record):
     payload: dict[str, Any]
     idempotency_key: str
     request_digest: str
-    """SHA-256 of what makes two submissions the same request; empty on a row made by SQL's `enqueue`."""
+    """SHA-256 of what makes two submissions the same request; SQL's `enqueue` takes one of its own kind, `sql:…`."""
     status: JobStatus
     """First `queued`; changes as `contract.states` says."""
     priority: int

@@ -119,7 +119,7 @@ def judge(
     policy: ReconciliationPolicy,
     source: str,
     evidence: dict[str, Any],
-    began: datetime,
+    began: datetime | None,
     now: datetime,
 ) -> Judgement:
     """What to do about an `indeterminate` job of which its provider says `state`; `began` is when it was asked.
@@ -138,22 +138,25 @@ def judge(
             verdict = policy.on_provider_failure
             return Judgement(resolved(job, verdict, record, source, now, error=error), word=verdict)
         case ProviderAnswer.PENDING:
-            since = max(filter(None, (job.finished_at, job.reconcile_after)), default=now)
-            if now - since < timedelta(seconds=policy.pending_deadline):
-                return Judgement(word="pending")
-            return _escalated(job, f"PENDING: {_key(job)} is pending beyond its deadline", source, now)
+            # A recheck restarts the deadline, the time to which a failed lookup was put off doesn't.
+            rechecked = job.reconcile_after if job.lookup_tries == 0 else None
+            since = max(filter(None, (job.finished_at, rechecked)), default=now)
+            if now - since >= timedelta(seconds=policy.pending_deadline):
+                reason = f"PENDING: {_key(job)} is pending beyond its deadline"
+                return _escalated(job, reason, source, now, record)
+            answered = {"lookup_tries": 0, "reconcile_after": None} if job.lookup_tries else None
+            return Judgement(bookkeeping=answered, word="pending")
         case ProviderAnswer.ABSENT:
-            if state.send_deadline is None or state.send_deadline >= began:
-                return _escalated(
-                    job, f"ABSENT: the provider knows nothing of {_key(job)}, yet it may still be sent", source, now
-                )
+            if state.send_deadline is None or began is None or state.send_deadline >= began:
+                reason = f"ABSENT: the provider knows nothing of {_key(job)}, yet it may still be sent"
+                return _escalated(job, reason, source, now, record)
             error = JobError.of(
                 "NOT_PERFORMED", f"the provider refused {_key(job)} after {state.send_deadline.isoformat()}"
             )
             record["send_deadline"] = state.send_deadline.isoformat()
             return Judgement(resolved(job, JobStatus.FAILED, record, source, now, error=error), word="failed")
     reason = storable_text(state.reason or "no reason given", 1024)
-    return _escalated(job, f"UNKNOWN: the provider can't account for {_key(job)}: {reason}", source, now)
+    return _escalated(job, f"UNKNOWN: the provider can't account for {_key(job)}: {reason}", source, now, record)
 
 
 def lookup_failed(job: Job, problem: str, *, policy: ReconciliationPolicy, source: str, now: datetime) -> Judgement:
@@ -162,7 +165,7 @@ def lookup_failed(job: Job, problem: str, *, policy: ReconciliationPolicy, sourc
     spent = sum(lookup_pause(each) for each in range(1, tries + 1))
     if spent > policy.lookup_deadline:
         reason = f"LOOKUP_FAILED: {tries} lookups of {_key(job)} failed, the last: {storable_text(problem, 1024)}"
-        return _escalated(job, reason, source, now)
+        return _escalated(job, reason, source, now, {"tries": tries, "last": storable_text(problem, 1024)})
     after = now + timedelta(seconds=lookup_pause(tries))
     return Judgement(bookkeeping={"lookup_tries": tries, "reconcile_after": after}, word="lookup_failed")
 
@@ -172,10 +175,10 @@ def lookup_pause(tries: int) -> float:
     return min(30.0 * 2.0 ** min(tries - 1, 32), 1800.0)
 
 
-def _escalated(job: Job, reason: str, actor: str, now: datetime) -> Judgement:
+def _escalated(job: Job, reason: str, actor: str, now: datetime, evidence: dict[str, Any]) -> Judgement:
     if job.escalated_at is not None:
         return Judgement(word="escalated")
-    return Judgement(escalate(job, reason=reason, actor=actor, now=now), word="escalated")
+    return Judgement(escalate(job, reason=reason, actor=actor, now=now, evidence=evidence), word="escalated")
 
 
 def resolved(

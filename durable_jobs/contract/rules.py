@@ -30,6 +30,14 @@ def identifier_problem(value: str) -> str | None:
     return None if IDENTIFIER.fullmatch(value) else f"must match {IDENTIFIER.pattern}"
 
 
+def hosted_queue_problem(value: str) -> str | None:
+    """What is wrong with a queue as rows bear it: plain, or an organization's isolated `<queue>@<organization>`."""
+    for part in value.split("@", 1):
+        if problem := identifier_problem(part):
+            return problem
+    return None
+
+
 def key_problem(value: str) -> str | None:
     """What is wrong with an idempotency or operation key: 1 to 255 printable characters, not all blank."""
     if not 1 <= len(value) <= MAX_KEY_CHARACTERS:
@@ -69,7 +77,7 @@ def json_problem(value: object, root: str) -> FieldProblem | None:
             stack.extend((child, (*path, key)) for key, child in node.items())
         elif isinstance(node, list | tuple):
             stack.extend((child, (*path, index)) for index, child in enumerate(node))
-    size = len(encode_json(value))
+    size = len(encode_json(value).encode())
     return None if size <= MAX_JSON_BYTES else FieldProblem(root, f"must be at most {MAX_JSON_BYTES} bytes, is {size}")
 
 
@@ -107,7 +115,7 @@ def storable_text(value: object, limit: int) -> str:
     """
     try:
         text = str(value)
-    except Exception as error:
+    except BaseException as error:
         text = f"<{type(value).__name__} whose text raised {type(error).__name__}>"
     if len(text) > limit:
         text = text[: limit - 1] + "…"

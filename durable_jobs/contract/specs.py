@@ -17,8 +17,9 @@ from pydantic import (
 )
 
 from durable_jobs.contract import rules
+from durable_jobs.contract.admission import trusted_identity
 from durable_jobs.contract.digest import job_digest
-from durable_jobs.contract.envelope import ExecutionInput, GovernanceInput, Text, read_execution_identity, seal_payload
+from durable_jobs.contract.envelope import ExecutionInput, GovernanceInput, Text, seal_payload
 from durable_jobs.contract.errors import FieldProblem, InvalidJob, ReservedPayloadKey
 from durable_jobs.contract.models import Job
 
@@ -81,7 +82,13 @@ class _Submission(BaseModel):
         except ValidationError as error:
             raise InvalidJob.from_pydantic(error) from error
         _refuse_bad_payload(submission.payload)
+        if problems := submission._problems():
+            raise InvalidJob(problems)
         return submission
+
+    def _problems(self) -> list[FieldProblem]:
+        """What is wrong between the fields."""
+        return []
 
 
 class JobSpec(_Submission):
@@ -136,19 +143,22 @@ class JobSpec(_Submission):
             budget=governance.budget if governance else None,
         )
 
-    @model_validator(mode="after")
-    def _governed(self) -> Self:
+    def _problems(self) -> list[FieldProblem]:
+        problems = []
+        if self.isolated and self.organization.endswith(rules.RESERVED_QUEUE_SUFFIX):
+            problem = f"its isolated queue would end in {rules.RESERVED_QUEUE_SUFFIX}, which is reserved"
+            problems.append(FieldProblem("organization", problem))
         if self.governance is None:
-            return self
+            return problems
         if self.execution is None:
-            raise ValueError("governance goes with execution: whose work is it?")
+            return [*problems, FieldProblem("governance", "goes with execution: whose work is it?")]
         for name in ("action_intent", "approval"):
             typed, governed = getattr(self.execution, name), getattr(self.governance, name)
             if typed is not None and typed != governed:
-                raise ValueError(f"execution.{name} {typed!r} is not governance.{name} {governed!r}")
+                problems.append(FieldProblem(f"execution.{name}", f"{typed!r} is not governance.{name} {governed!r}"))
         if self.governance.expires_at <= self.governance.issued_at:
-            raise ValueError("governance.expires_at must be after governance.issued_at")
-        return self
+            problems.append(FieldProblem("governance.expires_at", "must be after governance.issued_at"))
+        return problems
 
 
 def isolated_queue(queue: str, organization: str) -> str:
@@ -172,7 +182,7 @@ class FollowUp(_Submission):
 
     def spec(self, parent: Job) -> JobSpec:
         """The job that this follow-up of `parent` stands for. Raises `InvalidJob`, or `MalformedEnvelope`."""
-        identity = read_execution_identity(parent)
+        identity = trusted_identity(parent)
         inherited = None
         if identity is not None:
             inherited = ExecutionInput(

@@ -4,11 +4,11 @@ The row equals the fold in every column but these: lease expiry, heartbeat and u
 and the bookkeeping of launches, lookups and due follow-ups.
 """
 
-import hashlib
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
+from durable_jobs.contract.digest import request_digest
 from durable_jobs.contract.models import Job, JobEvent
 from durable_jobs.contract.rules import encode_json
 from durable_jobs.contract.states import EventName, JobStatus
@@ -53,30 +53,34 @@ _NEW_INTENT = {
 
 
 def result_in_event(result: dict[str, Any]) -> dict[str, Any]:
-    """What a `completed` event carries: the result, or above 64 KiB its SHA-256 and size in bytes."""
-    encoded = encode_json(result).encode()
-    if len(encoded) <= MAX_RESULT_IN_EVENT_BYTES:
+    """What a `completed` event carries: the result, or above 64 KiB its digest and its size in bytes.
+
+    The digest is that of requests, over the RFC 8785 form: `jsonb` reorders keys and rewrites numbers.
+    """
+    size = len(encode_json(result).encode())
+    if size <= MAX_RESULT_IN_EVENT_BYTES:
         return {"result": result}
-    return {"result_sha256": hashlib.sha256(encoded).hexdigest(), "result_bytes": len(encoded)}
+    return {"result_sha256": request_digest(result), "result_bytes": size}
 
 
 def fold(events: Sequence[JobEvent]) -> dict[str, Any]:
     """The columns that the trail, in order, says the row has."""
     row = dict(_INITIAL)
     for event in events:
+        new_intent = event.intent_number != row["intent_number"]
         row |= {
             "status": event.status,
             "intent_number": event.intent_number,
             "attempt_count": event.attempt_count,
             "lease_generation": event.generation,
         }
-        row |= _effect(event, row)
+        row |= _effect(event, row, new_intent)
         if event.status.is_terminal:
             row |= _UNCLAIMED
     return row
 
 
-def _effect(event: JobEvent, row: dict[str, Any]) -> dict[str, Any]:
+def _effect(event: JobEvent, row: dict[str, Any], new_intent: bool) -> dict[str, Any]:
     data, at = event.data, event.occurred_at
     match event.name:
         case EventName.CLAIMED:
@@ -99,7 +103,7 @@ def _effect(event: JobEvent, row: dict[str, Any]) -> dict[str, Any]:
             reason = data["error"]["message"]
             return {"finished_at": at, "error": data["error"], "dead_lettered_at": at, "dead_letter_reason": reason}
         case EventName.RETRIED:
-            changed = _NEW_INTENT if data["cause"] == "retry" else {}
+            changed = _NEW_INTENT if new_intent else {}
             kept = {name: data[name] for name in ("error", "release_count") if name in data}
             due = {"scheduled_at": datetime.fromisoformat(data["scheduled_at"])}
             return _UNCLAIMED | {"claimed_by": None} | changed | kept | due
@@ -119,7 +123,7 @@ def _effect(event: JobEvent, row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _result(data: dict[str, Any]) -> dict[str, Any]:
-    return {"result": data["result"]} if "result" in data else {"result": (data["result_sha256"], data["result_bytes"])}
+    return {"result": data["result"]} if "result" in data else {"result": (data["result_sha256"],)}
 
 
 def differences(job: Job, events: Sequence[JobEvent]) -> list[str]:
@@ -129,8 +133,7 @@ def differences(job: Job, events: Sequence[JobEvent]) -> list[str]:
     for column, expected in fold(events).items():
         value = actual[column]
         if column == "result" and isinstance(expected, tuple) and value is not None:
-            digested = result_in_event(value)
-            value = (digested.get("result_sha256"), digested.get("result_bytes"))
+            value = (request_digest(value),)
         if value != expected:
             found.append(f"{column}: the row has {value!r}, its trail says {expected!r}")
     return found

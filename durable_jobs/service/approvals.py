@@ -113,6 +113,7 @@ class Approvals(ServicePart):
         Raises `ApprovalNotFound`, `ApprovalConflict` when a job has consumed it, `InvalidInput`.
         """
         require_text(actor=actor, reason=reason)
+        require_keys(organization=organization, project=project, approval_id=approval_id)
         key = {"organization": organization, "project": project, "approval": approval_id}
 
         async def work(connection: AsyncConnection) -> Approval:
@@ -128,7 +129,8 @@ class Approvals(ServicePart):
         return await self.database.run(work, control=True)
 
     async def get_approval(self, organization: str, project: str, approval_id: str) -> Approval:
-        """Raises `ApprovalNotFound`."""
+        """Raises `ApprovalNotFound`, `InvalidInput`."""
+        require_keys(organization=organization, project=project, approval_id=approval_id)
         found = await self.database.run(
             lambda own: approvals.read(
                 own, self.database.schema, organization=organization, project=project, approval=approval_id

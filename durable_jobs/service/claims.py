@@ -1,15 +1,14 @@
 """Claiming a job, keeping the claim, and crossing the dispatch boundary."""
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from typing import Any
 from uuid import UUID
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from durable_jobs.contract.admission import admission_reasons
-from durable_jobs.contract.decisions import mark_refusal
-from durable_jobs.contract.envelope import read_governance
+from durable_jobs.contract.admission import CHANGED_PAYLOAD, admission_reasons, approval_of
+from durable_jobs.contract.decisions import fail, mark_refusal, require_holder
+from durable_jobs.contract.envelope import SQL_DIGEST
 from durable_jobs.contract.errors import (
     AdmissionRefused,
     FieldProblem,
@@ -17,9 +16,9 @@ from durable_jobs.contract.errors import (
     OperationKeyConflict,
     RetryTransaction,
 )
-from durable_jobs.contract.models import Claim, ClaimOutcome, ClaimRefusal, Job, LeaseStatus
+from durable_jobs.contract.models import Claim, ClaimOutcome, ClaimRefusal, Job, JobError, LeaseStatus
 from durable_jobs.contract.rules import key_problem
-from durable_jobs.contract.states import EventName, JobStatus
+from durable_jobs.contract.states import EventName
 from durable_jobs.service.approvals import PostgresApprovals
 from durable_jobs.service.base import ServicePart, folded, require_json, require_text
 
@@ -58,6 +57,9 @@ class Claims(ServicePart):
             if claimed is None:
                 return ClaimOutcome(refusal=ClaimRefusal.NOT_FOUND) if job_id else None
             decision, job = claimed
+            if decision == ClaimRefusal.OUT_OF_SCOPE:
+                # Another tenant's row, perhaps: the refusal tells nothing of it.
+                return ClaimOutcome(refusal=ClaimRefusal.OUT_OF_SCOPE) if job_id else None
             if decision in ("claim", "repeated"):
                 claim = Claim(job_id=job.id, worker_id=worker_id, generation=job.lease_generation)
                 return ClaimOutcome(claim=claim, job=job)
@@ -96,19 +98,20 @@ class Claims(ServicePart):
         if problem := key_problem(operation_key):
             raise InvalidInput([FieldProblem("operation_key", problem)])
 
-        async def work(connection: AsyncConnection) -> tuple[Job, datetime, bool]:
+        async def work(connection: AsyncConnection) -> Job:
             if consequential:
                 await self._admit(connection, claim)
-            return await self._store.mark_dispatched(connection, claim, operation_key, self.grace_seconds)
+            job, now, applied = await self._store.mark_dispatched(connection, claim, operation_key, self.grace_seconds)
+            if not applied:
+                # Raised in here, so that an approval consumed for it is given back.
+                refusal = mark_refusal(job, claim, now)
+                raise refusal or RetryTransaction(f"job {job.id}: the mark lost a race; repeat it")
+            return job
 
         try:
-            job, now, applied = await self.database.run(work)
+            return await self.database.run(work)
         except OperationKeyConflict:
             raise OperationKeyConflict(f"operation key {operation_key!r} is in use by another attempt") from None
-        if applied:
-            marker = {"dispatched_at": now, "dispatched_generation": claim.generation, "operation_key": operation_key}
-            return job.model_copy(update={"status": JobStatus.RUNNING, **marker})
-        raise mark_refusal(job, claim, now) or RetryTransaction(f"job {job.id}: the mark lost a race; repeat it")
 
     async def _admit(self, connection: AsyncConnection, claim: Claim) -> None:
         """The one place that decides whether a consequential job may be dispatched."""
@@ -116,11 +119,43 @@ class Claims(ServicePart):
         if refusal := mark_refusal(job, claim, now):
             raise refusal
         reasons = admission_reasons(job, now)
-        governance = None if reasons else read_governance(job)
-        if governance is not None and governance.approval is not None:
+        if not reasons and job.request_digest.startswith(SQL_DIGEST):
+            reasons = [] if await self._store.digest_holds(connection, job.id) else [CHANGED_PAYLOAD]
+        approval, intent = (None, None) if reasons else approval_of(job)
+        if approval is not None:
             store = self._approvals or PostgresApprovals(self.database.schema)
-            reasons = await store.consume(connection, job, governance.approval, governance.action_intent)
+            # Judged again afterwards: it may have waited for another job's decision on the same approval.
+            reasons = await store.consume(connection, job, approval, intent or "")
+            reasons = reasons or admission_reasons(job, await self._store.clock(connection))
         if reasons:
             raise AdmissionRefused(reasons)
-        data = {"allowed": True, "approval": governance.approval if governance else None}
+        data = {"allowed": True, "approval": approval}
         await self._store.append_event(connection, job.id, EventName.ADMISSION_CHECKED, claim.worker_id, data)
+
+    async def refuse_dispatch(self, claim: Claim, refusal: AdmissionRefused) -> Job:
+        """End a job whose dispatch was not admitted: `failed`, nothing sent, and `admission_checked` with the reasons.
+
+        Raises `LeaseLost`, `IllegalTransition`, `JobNotFound`: a stale worker leaves nothing.
+        """
+        error = JobError.of(refusal.code, refusal.message, type=type(refusal).__name__)
+
+        async def work(connection: AsyncConnection) -> Job:
+            job, now = await self._store.lock(connection, claim.job_id)
+            change = fail(job, claim, error, retryable=False, now=now)
+            data = {"allowed": False, "reasons": list(refusal.reasons)}
+            await self._store.append_event(connection, job.id, EventName.ADMISSION_CHECKED, claim.worker_id, data)
+            return await self._store.apply(connection, job, change, now)
+
+        return await self.database.run(work)
+
+    async def record_shadow(self, claim: Claim, data: Mapping[str, Any]) -> None:
+        """Leave what a policy in shadow would have decided. Raises `LeaseLost`, `IllegalTransition`, `InvalidInput`."""
+        require_json("data", dict(data))
+
+        async def work(connection: AsyncConnection) -> None:
+            job, _ = await self._store.lock(connection, claim.job_id)
+            require_holder(job, claim)
+            name = EventName.EXECUTION_CONTROL_SHADOW
+            await self._store.append_event(connection, job.id, name, claim.worker_id, data)
+
+        await self.database.run(work)

@@ -7,11 +7,11 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from durable_jobs.contract import decisions, reconciliation
-from durable_jobs.contract.envelope import GOVERNANCE
-from durable_jobs.contract.errors import InvalidInput, NotRetryable
+from durable_jobs.contract.envelope import EXECUTION, GOVERNANCE
+from durable_jobs.contract.errors import FieldProblem, InvalidInput, NotRetryable
 from durable_jobs.contract.models import Job
+from durable_jobs.contract.rules import hosted_queue_problem, identifier_problem
 from durable_jobs.contract.states import UNRESOLVED, JobStatus
-from durable_jobs.service.approvals import PostgresApprovals
 from durable_jobs.service.base import ServicePart, require_json, require_text
 from durable_jobs.store import sweeps
 
@@ -75,12 +75,9 @@ class Control(ServicePart):
             change = decisions.retry(
                 job, actor=actor, reason=reason, accept_duplicate_risk=accept_duplicate_risk, now=now
             )
-            if approval := _approval_of(job):
-                store = self._approvals or PostgresApprovals(self.database.schema)
-                if await store.consumed_by(connection, job, approval):
-                    raise NotRetryable(
-                        f"job {job_id} has consumed its approval {approval!r}: a new job needs a new one"
-                    )
+            # Consumed with the boundary: whichever store it was, the mark tells.
+            if job.dispatched_at is not None and (approval := _approval_of(job)):
+                raise NotRetryable(f"job {job_id} has consumed its approval {approval!r}: a new job needs a new one")
             job = await self._store.apply(connection, job, change, now)
             risk = change.data["accept_duplicate_risk"]
             await self._store.record_control(
@@ -133,7 +130,7 @@ class Control(ServicePart):
             raise InvalidInput.at("verdict", f"must be one of {', '.join(reconciliation.VERDICTS)}")
         if result is not None:
             require_json("result", result)
-            if verdict is not JobStatus.COMPLETED:
+            if verdict != JobStatus.COMPLETED:
                 raise InvalidInput.at("result", "goes with the verdict completed alone")
         return await self._decided(
             job_id,
@@ -156,6 +153,8 @@ class Control(ServicePart):
         """
         require_text(actor=actor, reason=reason)
         wanted = filter.model_dump(exclude_none=True)
+        if "job_type" in wanted:
+            wanted["job_type"] = wanted["job_type"].lower()
         if not wanted:
             raise InvalidInput.at("filter", "must name at least one field")
         sent: list[UUID] = []
@@ -214,7 +213,16 @@ class Control(ServicePart):
         actor: str,
         reason: str,
     ) -> bool:
-        require_text(actor=actor, reason=reason, queue=queue)
+        require_text(actor=actor, reason=reason)
+        named = {"job_type": job_type, "organization": organization}
+        problems = [FieldProblem("queue", problem) for problem in [hosted_queue_problem(queue)] if problem]
+        problems += [
+            FieldProblem(field, problem)
+            for field, value in named.items()
+            if value is not None and (problem := identifier_problem(value))
+        ]
+        if problems:
+            raise InvalidInput(problems)
         kind = (job_type or "").lower()
 
         async def work(connection: AsyncConnection) -> bool:
@@ -228,6 +236,7 @@ class Control(ServicePart):
                 actor=actor,
                 reason=reason,
                 job=None,
+                tenant=organization,
                 queue=queue,
                 job_type=job_type,
                 organization=organization,
@@ -248,7 +257,9 @@ class Control(ServicePart):
 
 
 def _approval_of(job: Job) -> str | None:
-    """The approval that the job's governance names, read leniently: here it can only refuse."""
-    governance = job.payload.get(GOVERNANCE)
-    approval = governance.get("approval") if isinstance(governance, dict) else None
-    return approval if isinstance(approval, str) else None
+    """The approval that the job's envelopes name, read leniently: here it can only refuse."""
+    for name in (GOVERNANCE, EXECUTION):
+        envelope = job.payload.get(name)
+        if isinstance(envelope, dict) and isinstance(envelope.get("approval"), str):
+            return str(envelope["approval"])
+    return None

@@ -6,7 +6,7 @@ from typing import Any
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from durable_jobs.contract.envelope import stored_digest
+from durable_jobs.contract.envelope import SQL_DIGEST, stored_digest
 from durable_jobs.contract.errors import (
     DurableJobsError,
     IdempotencyKeyConflict,
@@ -99,8 +99,9 @@ async def create_all(
             raise RetryTransaction(
                 f"idempotency key {spec.idempotency_key!r} is taken by a job this transaction can't see"
             )
-        # A row made in SQL bears no digest yet: it is that of what it holds.
-        if (answer.job.request_digest or stored_digest(answer.job)) != spec.digest():
+        # A row made in SQL bears a digest that only SQL can take: this door's is of what the row holds.
+        from_sql = answer.job.request_digest.startswith(SQL_DIGEST)
+        if (stored_digest(answer.job) if from_sql else answer.job.request_digest) != spec.digest():
             answers.append(IdempotencyKeyConflict(spec.idempotency_key, answer.job.id))
         else:
             answers.append(answer if _key(spec) not in seen else answer.model_copy(update={"created": False}))

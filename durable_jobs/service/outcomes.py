@@ -81,7 +81,7 @@ class Outcomes(FollowUps, ServicePart):
 
         Raises `InvalidInput`, `LeaseLost`, `IllegalTransition`, `JobNotFound`.
         """
-        _require_error(error)
+        error = _storable(error)
         return await self._decided(
             claim.job_id, lambda job, now: decisions.fail(job, claim, error, retryable=retryable, now=now)
         )
@@ -99,7 +99,7 @@ class Outcomes(FollowUps, ServicePart):
         return await self._land(claim, JobStatus.TIMED_OUT, error)
 
     async def _land(self, claim: Claim, status: JobStatus, error: JobError) -> Job:
-        _require_error(error)
+        error = _storable(error)
 
         def decide(job: Job, now: Any) -> decisions.Change:
             require_holder(job, claim)
@@ -140,9 +140,9 @@ class Outcomes(FollowUps, ServicePart):
         return attempts[0].outcome if attempts else None
 
 
-def _require_error(error: JobError) -> None:
-    missing = [
-        FieldProblem(f"error.{name}", "must not be empty") for name in ("code", "message") if not getattr(error, name)
-    ]
-    if missing:
-        raise InvalidInput(missing)
+def _storable(error: JobError) -> JobError:
+    """The error, escaped and cut. Raises `InvalidInput` where it says nothing."""
+    empty = [name for name in ("code", "message") if not getattr(error, name)]
+    if empty:
+        raise InvalidInput(FieldProblem(f"error.{name}", "must not be empty") for name in empty)
+    return JobError.of(error.code, error.message, type=error.type, traceback=error.traceback)

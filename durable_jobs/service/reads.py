@@ -63,9 +63,9 @@ class Reads(ServicePart):
     async def list_job_events(
         self, job_id: UUID, *, organization: str | None = None, after: str | None = None, limit: int = MAX_PAGE
     ) -> Page[JobEvent]:
-        """The job's trail, in its order; empty for another tenant's when `organization` is given.
+        """The job's trail, in its order.
 
-        Raises `InvalidInput`.
+        Raises `InvalidInput`; `JobNotFound`, also for another tenant's job when `organization` is given.
         """
         limit = _limit(limit)
         events = await self.database.run(
@@ -73,6 +73,8 @@ class Reads(ServicePart):
                 own, job_id, organization=organization, after=_cursor(after, int) or 0, limit=limit + 1
             )
         )
+        if not events and after is None:
+            await self.get_job(job_id, organization=organization)
         return _page(events, limit, "id")
 
     async def list_job_attempts(
@@ -128,7 +130,10 @@ def _limit(limit: int) -> int:
 
 def _cursor(after: str | None, kind: Any) -> Any:
     try:
-        return None if after is None else kind(after)
+        cursor = None if after is None else kind(after)
+        if isinstance(cursor, int) and not 0 <= cursor < 2**63:
+            raise ValueError
+        return cursor
     except ValueError:
         raise InvalidInput.at("after", "is no cursor of this listing") from None
 

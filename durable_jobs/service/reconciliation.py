@@ -13,14 +13,14 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from durable_jobs.contract import reconciliation
 from durable_jobs.contract.decisions import escalate
-from durable_jobs.contract.errors import InvalidInput, JobNotFound, NotResolvable
+from durable_jobs.contract.errors import FieldProblem, InvalidInput, JobNotFound, NotResolvable
 from durable_jobs.contract.models import Job
 from durable_jobs.contract.provider import ProviderAnswer, ProviderState
 from durable_jobs.contract.reconciliation import Judgement, ReconciliationPolicy
-from durable_jobs.contract.rules import json_problem
+from durable_jobs.contract.rules import json_problem, text_problem, time_problem
 from durable_jobs.contract.specs import FollowUp
 from durable_jobs.contract.states import JobStatus
-from durable_jobs.service.base import ServicePart, folded, require_json, require_text
+from durable_jobs.service.base import ServicePart, folded, require_json, require_keys, require_text
 from durable_jobs.service.follow_ups import FollowUps
 from durable_jobs.store.sweeps import scope_of
 
@@ -63,6 +63,15 @@ class Reconciliation(FollowUps, ServicePart):
                 own, organization, project, scope=scope, escalated=escalated, after=position, limit=limit
             )
         )
+
+    async def stands(self, candidate: Job) -> bool:
+        """Whether the row is still as `candidate` was read."""
+        try:
+            return _position(await self.database.run(lambda own: self._store.get(own, candidate.id))) == _position(
+                candidate
+            )
+        except JobNotFound:
+            return False
 
     async def fence_expired(self, candidate: Job, actor: str) -> Job | None:
         """Take an expired lease under a new generation: `indeterminate` past the marker, `cancelled` under a flag.
@@ -120,10 +129,12 @@ class Reconciliation(FollowUps, ServicePart):
         organization: str,
         project: str,
         policy: ReconciliationPolicy | None = None,
+        asked_at: datetime | None = None,
     ) -> Job:
         """A provider's own word, such as by its webhook, on an indeterminate job, escalated or not.
 
-        Does what a sweep's lookup would.
+        Does what a sweep's lookup would. `asked_at` is when the provider looked: without it an answer of absent proves
+        nothing, as it may have been under way for long.
 
         The follow-ups of a completion are created by the next sweep, where the handler is at hand. Operation keys are
         unique within organization and project alone, hence both are asked for.
@@ -131,33 +142,38 @@ class Reconciliation(FollowUps, ServicePart):
         Raises `JobNotFound`, `NotResolvable` when the job is not indeterminate, `InvalidInput`.
         """
         require_text(source=source)
+        require_keys(organization=organization, project=project, operation_key=operation_key)
         require_json("evidence", evidence)
-        if state.answer is ProviderAnswer.SUCCEEDED and (problem := json_problem(state.result, "state.result")):
-            raise InvalidInput([problem])
+        _require_state(state)
 
         async def work(connection: AsyncConnection) -> Job:
             job_id = await self._sweeps.by_operation_key(connection, organization, project, operation_key)
-            if job_id is None:
+            job, now = await self._store.lock(connection, job_id) if job_id else (None, None)
+            # Compared once more under the lock: the job may have gone round meanwhile.
+            if job is None or now is None or job.operation_key != operation_key:
                 raise JobNotFound(f"no job of {organization}/{project} has operation key {operation_key!r}")
-            job, now = await self._store.lock(connection, job_id)
             if job.status is not JobStatus.INDETERMINATE:
-                raise NotResolvable(
-                    f"job {job.id} is {job.status}: a provider's word resolves an indeterminate job alone"
-                )
+                reason = "a provider's word resolves an indeterminate job alone"
+                raise NotResolvable(f"job {job.id} is {job.status}: {reason}")
             judgement = reconciliation.judge(
                 job,
                 state,
                 policy=policy or ReconciliationPolicy(),
                 source=source,
                 evidence=evidence,
-                began=now,
+                began=asked_at,
                 now=now,
             )
-            if judgement.change is None:
-                return job
-            if judgement.change.status is JobStatus.COMPLETED:
-                judgement.change.columns["follow_ups_due"] = True
-            return await self._store.apply(connection, job, judgement.change, now)
+            if judgement.bookkeeping is not None:
+                await self._store.set_columns(connection, job, judgement.bookkeeping, now)
+            if judgement.change is not None:
+                if judgement.change.status is JobStatus.COMPLETED:
+                    judgement.change.columns["follow_ups_due"] = True
+                job = await self._store.apply(connection, job, judgement.change, now)
+            await self._store.record_control(
+                connection, "provider_state", actor=source, reason=None, job=job, answer=state.answer, evidence=evidence
+            )
+            return job
 
         return await self.database.run(work)
 
@@ -195,5 +211,19 @@ class Reconciliation(FollowUps, ServicePart):
             return Handled("moved")
 
 
-def _position(job: Job) -> tuple[JobStatus, int, datetime | None]:
-    return (job.status, job.lease_generation, job.escalated_at)
+def _position(job: Job) -> tuple[Any, ...]:
+    """What a decision rests on; the bookkeeping of lookups as well, so that two sweeps count a failure once."""
+    return (job.status, job.lease_generation, job.escalated_at, job.lookup_tries, job.reconcile_after)
+
+
+def _require_state(state: ProviderState[dict[str, Any]]) -> None:
+    """Raises `InvalidInput` for a state that can't be what a provider said."""
+    problem: FieldProblem | None = None
+    if state.answer is ProviderAnswer.SUCCEEDED:
+        problem = json_problem(state.result, "state.result")
+    elif state.reason is not None and (text := text_problem(state.reason, 2048)):
+        problem = FieldProblem("state.reason", text)
+    elif state.send_deadline is not None and (text := time_problem(state.send_deadline)):
+        problem = FieldProblem("state.send_deadline", text)
+    if problem:
+        raise InvalidInput([problem])

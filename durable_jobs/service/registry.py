@@ -1,13 +1,16 @@
 """The registry of workers, and what the launch sweep takes. Leases are never judged by it, only rows are."""
 
+import logging
 from collections.abc import Sequence
 from datetime import datetime
 from uuid import UUID
 
-from durable_jobs.contract.errors import DuplicateWorker
+from durable_jobs.contract.errors import DuplicateWorker, DurableJobsError, StoreUnavailable
 from durable_jobs.contract.models import Job, WorkerRecord
 from durable_jobs.service.base import ServicePart
 from durable_jobs.store import sweeps
+
+logger = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 10.0
 STALE_SECONDS = 60.0
@@ -57,12 +60,45 @@ class Registry(ServicePart):
 
         Each one's next check is pushed further out as it is taken: from half a minute, doubling, to an hour.
         """
-        return await self.database.run(lambda own: self._sweeps.due_for_launch(own, queue, limit))
+        try:
+            return await self.database.run(lambda own: self._sweeps.due_for_launch(own, queue, limit))
+        except StoreUnavailable:
+            raise
+        except DurableJobsError as error:
+            logger.warning("Queue %s: one of its due rows can't be written, each is taken by itself: %s", queue, error)
+        taken: list[tuple[Job, datetime]] = []
+        for job_id in await self.database.run(lambda own: self._sweeps.due_ids(own, queue, limit)):
+            try:
+                taken += await self._take_one(queue, job_id)
+            except StoreUnavailable:
+                raise
+            except DurableJobsError as error:
+                logger.warning("Job %s: its launch check can't be written: %s", job_id, error)
+        return taken
 
-    async def list_unhosted(self, no_handler_after: float, *, after: UUID | None = None, limit: int = 100) -> list[Job]:
-        """Uncertain jobs whose queue and type no live worker has hosted for so many seconds."""
+    async def _take_one(self, queue: str, job_id: UUID) -> list[tuple[Job, datetime]]:
+        return await self.database.run(lambda own: self._sweeps.due_for_launch(own, queue, 1, only=job_id))
+
+    async def check_launch_soon(self, job_id: UUID, seconds: float) -> None:
+        """Look for the job's workflow again in so many seconds: it could not be launched now."""
+        await self.database.run(
+            lambda own: self._sweeps.execute(own, sweeps.CHECK_SOON, job_id=job_id, seconds=seconds)
+        )
+
+    async def list_unhosted(
+        self,
+        no_handler_after: float,
+        *,
+        organizations: Sequence[str] | None = None,
+        after: UUID | None = None,
+        limit: int = 100,
+    ) -> list[Job]:
+        """Jobs, uncertain or with an expired lease, whose queue and type no live worker has hosted for so many
+        seconds."""
         return await self.database.run(
-            lambda own: self._sweeps.unhosted(own, no_handler_after=no_handler_after, after=after, limit=limit)
+            lambda own: self._sweeps.unhosted(
+                own, no_handler_after=no_handler_after, organizations=organizations, after=after, limit=limit
+            )
         )
 
     async def list_candidate_projects(

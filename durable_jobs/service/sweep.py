@@ -1,14 +1,13 @@
 """The sweep over the uncertain jobs of one queue: a control loop over the verbs of reconciliation. Never dispatches."""
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
-from durable_jobs.contract.errors import DurableJobsError
+from durable_jobs.contract.errors import StoreUnavailable
 from durable_jobs.contract.models import Job
 from durable_jobs.contract.provider import ProviderAnswer, ProviderState
 from durable_jobs.contract.reconciliation import Action, ReconciliationPolicy, classify
@@ -99,11 +98,14 @@ class Sweep:
                 slots.release()
             summary.count(handled.word)
 
-        async with asyncio.TaskGroup() as group:
-            async for candidate, organization, project in self._candidates():
-                await slots.acquire()
-                summary.looked_at += 1
-                group.create_task(handle(candidate, organization, project))
+        try:
+            async with asyncio.TaskGroup() as group:
+                async for candidate, organization, project in self._candidates():
+                    await slots.acquire()
+                    summary.looked_at += 1
+                    group.create_task(handle(candidate, organization, project))
+        except BaseExceptionGroup as failed:
+            raise failed.exceptions[0] from None
         await self._escalate_unhosted(summary)
         await self._create_follow_ups(summary)
         return summary
@@ -153,8 +155,13 @@ class Sweep:
             return Handled(action)
         handler = self.lookups[job.job_type]
         try:
+            # Another sweep may have been here since the page was read: then nobody is asked.
+            if not await self.service.stands(job):
+                return Handled("moved")
             state = await self._ask(handler, job.operation_key, job)
-        except Exception as error:
+        except (KeyboardInterrupt, SystemExit, asyncio.CancelledError, StoreUnavailable):
+            raise
+        except BaseException as error:  # a library's panic is none of Python's ordinary exceptions
             problem = f"{type(error).__name__}: {error}"
             return await self.service.defer_lookup(job, problem, policy=self.policy, source=SOURCE)
         follow_ups, follow_up_problem = _follow_ups(handler, job, state)
@@ -195,20 +202,33 @@ class Sweep:
         """Whoever sweeps puts before an operator what nobody hosts: its own sweep will never come."""
         last: Job | None = None
         while page := await self.service.list_unhosted(
-            self.policy.no_handler_after, after=last.id if last else None, limit=PAGE
+            self.policy.no_handler_after,
+            organizations=self.organizations,
+            after=last.id if last else None,
+            limit=PAGE,
         ):
             for job in page:
-                found: Job | None = job
-                if job.status in ACTIVE:
-                    found = await self.service.fence_expired(job, SOURCE)
-                if found is not None:
-                    reason = f"NO_HANDLER: no live worker hosts {job.job_type!r} on queue {job.queue!r}"
-                    found = await self.service.escalate_job(found, reason, SOURCE)
                 summary.looked_at += 1
-                handled = Handled("escalated" if found else "moved", found)
+                try:
+                    handled = await self._unhosted(job)
+                    await self.tell(handled)
+                except Exception as error:
+                    logger.warning("Job %s: nobody hosts it, and it could not be escalated: %r", job.id, error)
+                    handled = Handled("error")
                 summary.count(handled.word)
-                await self.tell(handled)
             last = page[-1]
+
+    async def _unhosted(self, job: Job) -> Handled:
+        """Fence what is past its marker or under a cancellation, and escalate what is left uncertain or waiting."""
+        found: Job | None = job
+        if job.status in ACTIVE and (job.dispatched_at is not None or job.cancel_requested_at is not None):
+            found = await self.service.fence_expired(job, SOURCE)
+            if found is not None and found.status is JobStatus.CANCELLED:
+                return Handled("cancelled", found)
+        if found is not None:
+            reason = f"NO_HANDLER: no live worker hosts {job.job_type!r} on queue {job.queue!r}"
+            found = await self.service.escalate_job(found, reason, SOURCE)
+        return Handled("escalated" if found else "moved", found)
 
     async def _create_follow_ups(self, summary: SweepSummary) -> None:
         """Those of jobs that were completed where no handler was at hand: by an operator or a webhook."""
@@ -216,13 +236,15 @@ class Sweep:
         last: Job | None = None
         while page := await self.service.list_follow_ups_due(scope, after=last, limit=PAGE):
             for job in page:
-                with contextlib.suppress(DurableJobsError):
+                try:
                     handler = self.lookups[job.job_type]
                     parent, created = await self.service.create_follow_ups_due(
                         job, partial(named_follow_ups, handler), SOURCE
                     )
                     summary.follow_ups += len(created)
                     await self.tell(Handled("completed", parent, created))
+                except Exception as error:
+                    logger.warning("Job %s: its follow-ups are left to the next sweep: %r", job.id, error)
             last = page[-1]
 
 
@@ -231,7 +253,10 @@ def named_follow_ups(handler: Lookup, job: Job) -> tuple[list[FollowUp], str | N
     if not handler.has_follow_ups:
         return [], None
     try:
-        return list(handler.follow_ups(job, handler.parse_result(job.result or {}))), None
+        named: list[Any] = list(handler.follow_ups(job, handler.parse_result(job.result or {})))
+        if strangers := [type(each).__name__ for each in named if not isinstance(each, FollowUp)]:
+            raise TypeError(f"follow_ups() gave {', '.join(strangers)}, not FollowUp")
+        return named, None
     except Exception as error:
         return [], storable_text(f"FOLLOW_UPS_FAILED: {type(error).__name__}: {error}", 1024)
 

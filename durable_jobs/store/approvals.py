@@ -21,9 +21,12 @@ WHERE {_APPROVAL} AND revoked_at IS NULL AND consumed_at IS NULL
 
 # One row, one winner: a racing job waits on the row's lock, and then finds it consumed.
 CONSUME = f"""
-UPDATE {{s}}.approvals SET consumed_at = clock_timestamp(), consumed_by = %(job_id)s
-WHERE {_APPROVAL} AND action_intent = %(action_intent)s AND revoked_at IS NULL AND consumed_at IS NULL
-    AND (expires_at IS NULL OR expires_at > clock_timestamp())
+WITH locked AS MATERIALIZED (SELECT * FROM {{s}}.approvals WHERE {_APPROVAL} FOR UPDATE),
+judged AS MATERIALIZED (SELECT l.*, clock_timestamp() AS now FROM locked l)
+UPDATE {{s}}.approvals a SET consumed_at = g.now, consumed_by = %(job_id)s
+FROM judged g WHERE (a.organization_id, a.project_id, a.id) = (g.organization_id, g.project_id, g.id)
+    AND g.action_intent = %(action_intent)s AND g.revoked_at IS NULL AND g.consumed_at IS NULL
+    AND (g.expires_at IS NULL OR g.expires_at > g.now)
 """
 
 READ = f"SELECT * FROM {{s}}.approvals WHERE {_APPROVAL}"

@@ -13,6 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 from durable_jobs.contract.errors import (
     DurableJobsError,
     IllegalTransition,
+    InvalidInput,
     OperationKeyConflict,
     RetryTransaction,
     SchemaMissing,
@@ -44,6 +45,8 @@ CONNECT_ARGS: dict[str, Any] = {
 }
 
 _LOST_RACES = {"40001", "40P01"}
+_UNAVAILABLE = {"25006", "25P03", "55P03"}
+"""A server that only reads, a session that sat idle for too long, a lock that was not to be had."""
 _TRIES = 5
 
 
@@ -103,6 +106,8 @@ class Database:
                 again = sqlstate(error) in _LOST_RACES or (error.connection_invalidated and not committing)
                 if not again or attempt == _TRIES:
                     raise translated(error) from error
+            except UnicodeEncodeError as error:
+                raise InvalidInput.at("(whole)", "holds a lone surrogate, which the database can't") from error
             except (TimeoutError, OSError) as error:
                 raise StoreUnavailable(f"no connection: {error}") from error
             await asyncio.sleep(random.uniform(0, 0.02 * 2**attempt))
@@ -144,9 +149,16 @@ def translated(error: DBAPIError) -> DurableJobsError:
         return OperationKeyConflict()
     if state == "DJ001":
         return IllegalTransition(str(cause.diag.message_primary) if isinstance(cause, psycopg.Error) else None)
-    unavailable = (
-        error.connection_invalidated or state is None or state[:2] in {"08", "53", "55", "57"} or state == "25006"
-    )
-    if unavailable and isinstance(cause, psycopg.OperationalError | psycopg.InterfaceError):
-        return StoreUnavailable(f"{type(cause).__name__} {state or ''}: {cause}".strip())
-    return DurableJobsError(f"the database refused a statement: {type(cause).__name__} {state}: {cause}")
+    away = state is None and isinstance(cause, psycopg.OperationalError | psycopg.InterfaceError)
+    if error.connection_invalidated or away or state in _UNAVAILABLE or (state or "")[:2] in {"08", "53", "57"}:
+        return StoreUnavailable(f"{type(cause).__name__} {state or ''}: {_told(cause)}".strip())
+    if isinstance(cause, psycopg.DataError):
+        return InvalidInput.at("(whole)", f"holds what the database can't: {_told(cause)}")
+    return DurableJobsError(f"the database refused a statement: {type(cause).__name__} {state}: {_told(cause)}")
+
+
+def _told(cause: BaseException | None) -> str:
+    """What the server said, without its detail and context, which hold rows."""
+    if isinstance(cause, psycopg.Error) and cause.diag.message_primary:
+        return cause.diag.message_primary
+    return str(cause)

@@ -176,19 +176,38 @@ class JobStore:
         return JobEvent.model_validate(dict(rows[0]))
 
     async def record_control(
-        self, connection: AsyncConnection, action: str, *, actor: str, reason: str | None, job: Job | None, **data: Any
+        self,
+        connection: AsyncConnection,
+        action: str,
+        *,
+        actor: str,
+        reason: str | None,
+        job: Job | None,
+        tenant: str | None = None,
+        **data: Any,
     ) -> None:
-        """Leave the audit row of a control verb."""
+        """Leave the audit row of a control verb, on a job or on what is a `tenant`'s."""
         parameters = {
             "action": action,
             "actor": actor,
             "reason": reason,
             "job_id": job.id if job else None,
-            "organization_id": job.organization_id if job else None,
+            "organization_id": job.organization_id if job else tenant,
             "project_id": job.project_id if job else None,
             "data": encode_json(data),
         }
         await self._execute(connection, statements.RECORD_CONTROL, parameters)
+
+    async def clock(self, connection: AsyncConnection) -> datetime:
+        """The database's clock, now."""
+        now: datetime = (await connection.exec_driver_sql("SELECT clock_timestamp()")).scalar_one()
+        return now
+
+    async def digest_holds(self, connection: AsyncConnection, job_id: UUID) -> bool:
+        """Whether a row that SQL's `enqueue` made still holds what it was made with."""
+        sql = "SELECT request_digest = {s}.row_digest(queue, job_type, payload) FROM {s}.jobs WHERE id = %(id)s"
+        held = await connection.exec_driver_sql(sql.replace("{s}", self.schema), {"id": job_id})
+        return bool(held.scalar_one())
 
     async def get_with_clock(self, connection: AsyncConnection, job_id: UUID) -> tuple[Job, datetime]:
         """The row, and the database's clock. Raises `JobNotFound`."""

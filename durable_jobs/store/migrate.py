@@ -7,7 +7,8 @@ from urllib.parse import urlsplit, urlunsplit
 from alembic import command
 from alembic.config import Config
 from alembic.script import ScriptDirectory
-from sqlalchemy import create_engine, text
+from sqlalchemy import create_engine, make_url, text
+from sqlalchemy.exc import ArgumentError
 from sqlalchemy.pool import NullPool
 
 from durable_jobs.contract.errors import InvalidInput
@@ -29,7 +30,12 @@ def driver_url(database_url: str) -> str:
     parts = urlsplit(database_url)
     if parts.scheme not in ("postgres", "postgresql", "postgresql+psycopg"):
         raise InvalidInput.at("database_url", "must begin with postgresql://")
-    return urlunsplit(("postgresql+psycopg", *parts[1:]))
+    url = urlunsplit(("postgresql+psycopg", *parts[1:]))
+    try:
+        make_url(url)
+    except ArgumentError:
+        raise InvalidInput.at("database_url", "must be postgresql://user@host:port/database") from None
+    return url
 
 
 def migrate(database_url: str, *, schema: str = SCHEMA, roles: bool = False) -> str:

@@ -70,7 +70,9 @@ changed AS (
         claimed_by, dispatched_at, jsonb_build_object('operation_key', operation_key)
     FROM changed
 )
-SELECT {job_columns_g}, g.now, EXISTS (SELECT FROM changed) AS applied FROM judged g
+SELECT {job_columns_c}, c.updated_at AS now, true AS applied FROM changed c
+UNION ALL
+SELECT {job_columns_g}, g.now, false AS applied FROM judged g WHERE NOT EXISTS (SELECT FROM changed)
 """
 
 COMPLETE = """

@@ -36,7 +36,8 @@ ESCALATED_COUNT = "SELECT count(*) FROM {s}.jobs j WHERE {unresolved} AND j.esca
 # Nobody alive hosts them, and nobody has for a while: whichever worker sweeps puts them before an operator.
 UNHOSTED = """
 SELECT j.*, clock_timestamp() AS now FROM {s}.jobs j
-WHERE ({unresolved} OR {expired} AND j.dispatched_at IS NOT NULL) AND j.escalated_at IS NULL
+WHERE ({unresolved} OR {expired}) AND j.escalated_at IS NULL
+    AND (%(organizations)s::text[] IS NULL OR j.organization_id = ANY(%(organizations)s))
     AND j.updated_at <= statement_timestamp() - make_interval(secs => %(no_handler_after)s)
     AND (%(after)s::uuid IS NULL OR j.id > %(after)s)
     AND NOT EXISTS (
@@ -52,6 +53,7 @@ ORDER BY j.id LIMIT %(limit)s
 DUE_FOR_LAUNCH = """
 WITH due AS MATERIALIZED (
     SELECT j.id FROM {s}.jobs j WHERE j.queue = %(queue)s AND j.launch_check_at <= statement_timestamp()
+        AND j.id = COALESCE(%(only)s, j.id)
     ORDER BY j.priority DESC, j.scheduled_at, j.created_at, j.id LIMIT %(limit)s FOR NO KEY UPDATE SKIP LOCKED
 ), clock AS MATERIALIZED (SELECT clock_timestamp() AS now)
 UPDATE {s}.jobs j SET launch_check_at = CASE
@@ -60,6 +62,17 @@ UPDATE {s}.jobs j SET launch_check_at = CASE
         interval '1 hour')
     END
 FROM due d, clock c WHERE j.id = d.id RETURNING j.*, c.now
+"""
+
+DUE_IDS = """
+SELECT j.id FROM {s}.jobs j WHERE j.queue = %(queue)s AND j.launch_check_at <= statement_timestamp()
+ORDER BY j.priority DESC, j.scheduled_at, j.created_at, j.id LIMIT %(limit)s
+"""
+
+# A launch that failed is tried again as soon as that.
+CHECK_SOON = """
+UPDATE {s}.jobs SET launch_check_at = clock_timestamp() + make_interval(secs => %(seconds)s)
+WHERE id = %(job_id)s AND (launch_check_at IS NOT NULL OR finished_at IS NOT NULL)
 """
 
 FOLLOW_UPS_DUE = """
@@ -80,7 +93,8 @@ ORDER BY j.id LIMIT %(limit)s
 """
 
 CLAIMABLE = """
-SELECT j.* FROM {s}.jobs j WHERE j.status = 'queued' AND j.queue = %(queue)s AND j.scheduled_at <= statement_timestamp()
+SELECT j.* FROM {s}.jobs j WHERE j.queue = %(queue)s
+    AND (j.status = 'queued' AND j.scheduled_at <= statement_timestamp() OR {expired})
     AND (%(job_type)s = '' OR j.job_type = %(job_type)s)
     AND (%(priority)s::int IS NULL OR (-j.priority, j.scheduled_at, j.created_at, j.id)
         > (-%(priority)s::int, %(scheduled_at)s::timestamptz, %(created_at)s::timestamptz, %(id)s::uuid))
@@ -170,15 +184,28 @@ class SweepStore:
         return int(row["count"])
 
     async def unhosted(
-        self, connection: AsyncConnection, *, no_handler_after: float, after: UUID | None, limit: int
+        self,
+        connection: AsyncConnection,
+        *,
+        no_handler_after: float,
+        organizations: Sequence[str] | None,
+        after: UUID | None,
+        limit: int,
     ) -> list[Job]:
         """Uncertain jobs that no worker has hosted for so many seconds, by id."""
-        parameters = {"no_handler_after": no_handler_after, "after": after, "limit": limit}
+        tenants = list(organizations) if organizations is not None else None
+        parameters = {"no_handler_after": no_handler_after, "organizations": tenants, "after": after, "limit": limit}
         return [job_of(row) for row in await self._rows(connection, UNHOSTED, parameters)]
 
-    async def due_for_launch(self, connection: AsyncConnection, queue: str, limit: int) -> list[tuple[Job, datetime]]:
+    async def due_ids(self, connection: AsyncConnection, queue: str, limit: int) -> list[UUID]:
+        """The next jobs whose workflow is to be looked for; takes none."""
+        return [row["id"] for row in await self._rows(connection, DUE_IDS, {"queue": queue, "limit": limit})]
+
+    async def due_for_launch(
+        self, connection: AsyncConnection, queue: str, limit: int, only: UUID | None = None
+    ) -> list[tuple[Job, datetime]]:
         """Take the next jobs whose workflow is to be looked for, in claim order, and push their next check out."""
-        rows = await self._rows(connection, DUE_FOR_LAUNCH, {"queue": queue, "limit": limit})
+        rows = await self._rows(connection, DUE_FOR_LAUNCH, {"queue": queue, "limit": limit, "only": only})
         taken = [(job_of(row), row["now"]) for row in rows]
         return sorted(taken, key=lambda each: (-each[0].priority, each[0].scheduled_at, each[0].created_at, each[0].id))
 

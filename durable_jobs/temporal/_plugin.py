@@ -3,6 +3,7 @@
 import asyncio
 import builtins
 import contextlib
+import logging
 import os
 import secrets
 import socket
@@ -34,7 +35,10 @@ from durable_jobs.temporal.reconciliation_workflow import ReconciliationWorkflow
 from durable_jobs.temporal.schedule import DEFAULT_INTERVAL, ensure_schedule, reconciliation_queue
 from durable_jobs.temporal.sweeps import SweepActivities
 
+logger = logging.getLogger(__name__)
+
 SWEEP_SLOTS = 4
+LONGEST_PAUSE_SECONDS = 30.0
 SWEEP_POOL_SIZE = 8
 SHUTDOWN_ALLOWANCE = timedelta(seconds=15)
 """What Temporal's own shutdown timeout leaves beyond the grace period, to write the outcomes."""
@@ -145,6 +149,7 @@ class _Host(JobActivities):
         self._sweep_database = Database(plugin.database_url, schema=plugin.schema, pool_size=SWEEP_POOL_SIZE)
         self._sweeper: Worker | None = None
         self._sweeping: asyncio.Task[None] | None = None
+        self._stopping = False
         launcher = Launcher(client)
         super().__init__(
             worker_id,
@@ -184,20 +189,33 @@ class _Host(JobActivities):
         )
         await ensure_schedule(self._client, self._queue, self.plugin.reconcile_every)
         self._keeper.start()
-        self._sweeper = Worker(
-            self._client,
-            task_queue=reconciliation_queue(self._queue),
-            workflows=[ReconciliationWorkflow],
-            activities=self._sweeps.all(),
-            max_concurrent_activities=SWEEP_SLOTS,
-        )
-        self._sweeping = asyncio.create_task(self._sweeper.run())
+        self._sweeping = asyncio.create_task(self._keep_sweeping())
         self._listener.start()
 
+    async def _keep_sweeping(self) -> None:
+        """Run the worker of the sweeps, again and again while the jobs' own runs."""
+        pause = 1.0
+        while not self._stopping:
+            self._sweeper = Worker(
+                self._client,
+                task_queue=reconciliation_queue(self._queue),
+                workflows=[ReconciliationWorkflow],
+                activities=self._sweeps.all(),
+                max_concurrent_activities=SWEEP_SLOTS,
+            )
+            try:
+                await self._sweeper.run()
+            except Exception:
+                logger.exception("The sweeps of queue %s stopped, and start again in %g s", self._queue, pause)
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
+
     async def stop(self) -> None:
+        self._stopping = True
         await self._listener.stop()
-        if self._sweeper is not None and self._sweeping is not None:
-            await self._sweeper.shutdown()
+        if self._sweeping is not None:
+            if self._sweeper is not None:
+                await self._sweeper.shutdown()
             await asyncio.wait({self._sweeping})
         await self._keeper.stop()
         with contextlib.suppress(DurableJobsError):  # a record left behind goes stale by itself

@@ -11,7 +11,7 @@ from temporalio import activity
 from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError
 
-from durable_jobs.contract.errors import DurableJobsError, JobNotFound
+from durable_jobs.contract.errors import DurableJobsError, InvalidInput, JobNotFound
 from durable_jobs.contract.models import ClaimRefusal, Job
 from durable_jobs.contract.specs import JobSpec
 from durable_jobs.contract.states import ACTIVE, JobStatus
@@ -59,8 +59,7 @@ class JobActivities:
         """One attempt. Whatever cancellation Temporal delivers (pause, reset, a worker's shutdown) reaches a flag or a
         log line: the attempt runs on, and the row decides what its outcome is worth."""
         handler = self._handlers.get(start.job_type)
-        hosted = self._organizations is None or start.organization in self._organizations
-        if handler is None or not hosted:
+        if handler is None or not self._hosts(start.organization):
             return await self._not_hosted(UUID(start.job_id))
         working = asyncio.create_task(self._attempt(handler, UUID(start.job_id)))
         beating = asyncio.create_task(_beat(start.lease_seconds / HEARTBEATS_PER_LEASE))
@@ -86,6 +85,9 @@ class JobActivities:
             if given_up:
                 await self._wake(UUID(start.job_id))
 
+    def _hosts(self, organization: str) -> bool:
+        return self._organizations is None or organization in self._organizations
+
     async def _not_hosted(self, job_id: UUID) -> JobView:
         """Nothing is claimed and no attempt consumed; a job that has been due for long goes before an operator."""
         try:
@@ -96,17 +98,29 @@ class JobActivities:
         if view.terminal:
             return view
         view.code = messages.NOT_HOSTED
-        due = max(job.scheduled_at, job.created_at)
-        if job.status is JobStatus.QUEUED and now - due > NOT_HOSTED_FOR:
+        since = max(filter(None, (job.scheduled_at, job.created_at, job.lease_expires_at)))
+        if view.due_in == 0 and now - since > NOT_HOSTED_FOR:
             reason = (
                 f"NOT_HOSTED: the workers of queue {job.queue!r} do not host {job.job_type!r} for this organization"
             )
-            if escalated := await self._service.escalate_job(job, reason, self.worker_id):
+            escalated = await self._service.escalate_job(job, reason, self.worker_id)
+            # The hook is that of the tenants hosted here, and hears of no other's job.
+            if escalated is not None and self._hosts(job.organization_id):
                 await self._escalations(escalated)
         return view
 
     async def _attempt(self, handler: JobHandler[Any, Any], job_id: UUID) -> JobView:
-        outcome = await claim_for_attempt(self._service, self.worker_id, job_id, self._organizations)
+        outcome = await claim_for_attempt(
+            self._service,
+            self.worker_id,
+            job_id,
+            organizations=self._organizations,
+            queue=activity.info().task_queue,
+            job_type=handler.job_type,
+        )
+        if outcome.refusal is ClaimRefusal.OUT_OF_SCOPE:
+            # The workflow's own input names another type, queue or tenant than the row.
+            return await self._not_hosted(job_id)
         if outcome.claim is None or outcome.job is None:
             view = await self._view(job_id)
             if outcome.refusal is ClaimRefusal.PAUSED:
@@ -168,7 +182,10 @@ class JobActivities:
     async def create_job(self, spec: str) -> ChildJob:
         """Create a job for a product's workflow, from the JSON of its `JobSpec`."""
         try:
-            job = (await self._service.create_job(JobSpec.model_validate_json(spec))).job
+            asked = JobSpec.model_validate_json(spec)
+            if not self._hosts(asked.organization):
+                raise InvalidInput.at("organization", f"{asked.organization!r} is not hosted by this worker")
+            job = (await self._service.create_job(asked)).job
         except DurableJobsError as error:
             raise ApplicationError(error.message, type=error.code, non_retryable=not error.retryable) from None
         priority = job_priority(job)
@@ -185,6 +202,8 @@ class JobActivities:
     async def read_result(self, job_id: str) -> JobAnswer:
         """How a job stands, with its result, for a product's workflow."""
         job = await self._service.get_job(UUID(job_id))
+        if not self._hosts(job.organization_id):
+            raise ApplicationError("no such job here", type=JobNotFound.code, non_retryable=True)
         return JobAnswer(
             status=job.status,
             settled=job.status.is_settled,

@@ -26,12 +26,11 @@ from durable_jobs.contract.errors import (
     LeaseLost,
     NotStorable,
     OperationKeyConflict,
-    Refused,
     StoreUnavailable,
 )
 from durable_jobs.contract.models import Claim, ClaimOutcome, ClaimRefusal, Job, JobError
-from durable_jobs.contract.rules import evidence_of
-from durable_jobs.contract.states import EventName
+from durable_jobs.contract.rules import evidence_of, storable_text
+from durable_jobs.contract.specs import FollowUp
 from durable_jobs.handler import JobHandler, ShadowPolicy
 from durable_jobs.service import DurableJobService
 from durable_jobs.service.sweep import named_follow_ups
@@ -110,6 +109,9 @@ class Attempt:
         except ValidationError as error:
             problems = JobError.of("PAYLOAD_INVALID", error, type="ValidationError")
             return await self._write(lambda: self._service.fail_job(self._claim, problems, retryable=False))
+        except Exception as error:
+            broke = _described("HANDLER_ERROR", error)
+            return await self._write(lambda: self._service.fail_job(self._claim, broke, retryable=True))
         task = asyncio.create_task(self._handler.run(self._context, request), name=f"job {self._job.id}")
         interrupt = await self._watch(task)
         if self._context.acknowledged is not None:
@@ -187,6 +189,8 @@ class Attempt:
 
     async def _finish(self, task: "asyncio.Task[Any]") -> Ended:
         """The handler is done: its result or its exception decides."""
+        if self._context.refused is not None:
+            return await self._refused(self._context.refused, task)
         try:
             result = task.result()
         except CancellationRequested:
@@ -199,21 +203,19 @@ class Attempt:
         except JobFailed as error:
             failed, retryable = _described(error.code, error), error.retryable
             return await self._write(lambda: self._service.fail_job(self._claim, failed, retryable=retryable))
-        except (AdmissionRefused, OperationKeyConflict) as error:
-            return await self._refused(error)
+        except OperationKeyConflict as error:
+            # No other try can mend it, and nothing was sent.
+            taken = JobError.of(error.code, error.message, type=type(error).__name__)
+            return await self._write(lambda: self._service.fail_job(self._claim, taken, retryable=False))
         except (Exception, asyncio.CancelledError) as error:
             raised = _described("HANDLER_ERROR", error)
             return await self._write(lambda: self._service.fail_job(self._claim, raised, retryable=True))
         return await self._completed(result)
 
-    async def _refused(self, error: Refused) -> Ended:
-        """A refused dispatch that no other try can mend; nothing was sent."""
-        described = JobError.of(error.code, error.message, type=type(error).__name__)
-        if isinstance(error, AdmissionRefused):
-            data = {"allowed": False, "reasons": list(error.reasons)}
-            name, worker = EventName.ADMISSION_CHECKED, self._claim.worker_id
-            await self._outlast(lambda: self._service.append_job_event(self._job.id, name, worker, data))
-        return await self._write(lambda: self._service.fail_job(self._claim, described, retryable=False))
+    async def _refused(self, refusal: AdmissionRefused, task: "asyncio.Task[Any]") -> Ended:
+        """The dispatch was not admitted: nothing was sent, and what the handler made of it has no say."""
+        await self._unwind(task)
+        return await self._write(lambda: self._service.refuse_dispatch(self._claim, refusal))
 
     async def _completed(self, result: object) -> Ended:
         past = self._context.boundary is Boundary.PAST
@@ -238,7 +240,19 @@ class Attempt:
             ended = await self._write(complete)
         except NotStorable as error:
             return await self._unstorable(error, dumped)
+        if ended.job is not None and not created and follow_ups:
+            # The reply that named them was lost.
+            created = await self._existing(ended.job, follow_ups)
         return Ended(ended.job, tuple(created))
+
+    async def _existing(self, parent: Job, follow_ups: list[FollowUp]) -> list[Job]:
+        """The follow-ups as the table has them."""
+        found: list[Job] = []
+        for each in follow_ups:
+            key = f"{parent.id}:{each.name}"
+            if job := await self._service.find_by_idempotency_key(parent.organization_id, parent.project_id, key):
+                found.append(job)
+        return found
 
     async def _unstorable(self, problem: Exception, result: object) -> Ended:
         """The result can't be stored: past the boundary the call landed, and a text form is kept as evidence."""
@@ -287,16 +301,25 @@ class Attempt:
 
 
 async def claim_for_attempt(
-    service: DurableJobService, worker_id: str, job_id: UUID, organizations: Sequence[str] | None
+    service: DurableJobService,
+    worker_id: str,
+    job_id: UUID,
+    *,
+    organizations: Sequence[str] | None,
+    queue: str,
+    job_type: str,
 ) -> ClaimOutcome:
-    """Claim the job for a new attempt. Raises `StoreUnavailable` when the database stays away.
+    """Claim the job for a new attempt, if it is of this queue and type. Raises `StoreUnavailable` when the database
+    stays away.
 
     The token is drawn here, in memory: ids and run ids repeat under Temporal's resets, and gave two sends.
     """
     token = uuid4()
     for pause in (0.1, 0.5, 1.0, 2.0, None):
         try:
-            outcome = await service.claim_job(worker_id, token, job_id=job_id, organizations=organizations)
+            outcome = await service.claim_job(
+                worker_id, token, job_id=job_id, organizations=organizations, queues=[queue], job_types=[job_type]
+            )
             return outcome if outcome is not None else ClaimOutcome(refusal=ClaimRefusal.NOT_FOUND)
         except StoreUnavailable:
             if pause is None:
@@ -306,5 +329,10 @@ async def claim_for_attempt(
 
 
 def _described(code: str, error: BaseException) -> JobError:
-    text = "".join(traceback.format_exception(error))
-    return JobError.of(code, str(error) or type(error).__name__, type=type(error).__name__, traceback=text)
+    """An exception as an error of the job; its own text may raise."""
+    name = type(error).__name__
+    try:
+        trace = "".join(traceback.format_exception(error))
+    except Exception:
+        trace = f"{name}, whose traceback can't be told"
+    return JobError.of(code, storable_text(error, 4096) or name, type=name, traceback=trace)

@@ -1,6 +1,7 @@
 """The `JobContext` of a running attempt, and the dispatch boundary as the handler crosses it."""
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -9,14 +10,14 @@ from typing import Any
 
 from durable_jobs.contract.envelope import ExecutionIdentity, MalformedEnvelope, read_execution_identity
 from durable_jobs.contract.errors import (
+    AdmissionRefused,
     AlreadyDispatched,
     InvalidInput,
     LeaseLost,
-    Refused,
     StoreUnavailable,
 )
 from durable_jobs.contract.models import Claim, Job, LeaseStatus
-from durable_jobs.contract.states import EventName
+from durable_jobs.contract.rules import text_problem
 from durable_jobs.handler import JobContext, JobHandler, ShadowPolicy
 from durable_jobs.service import DurableJobService
 from durable_jobs.temporal.keeper import HeldLease
@@ -24,6 +25,9 @@ from durable_jobs.temporal.keeper import HeldLease
 logger = logging.getLogger(__name__)
 
 MARK_TRIES = 4
+LONGEST_KEY = 240
+"""Of a handler's key: it must leave room for what a later intent appends."""
+SHADOW_SECONDS = 5.0
 
 
 class Boundary(Enum):
@@ -56,6 +60,8 @@ class AttemptContext(JobContext):
         self.boundary = Boundary.BEFORE
         self.said_nothing_sent = False
         self.acknowledged: Job | None = None
+        self.refused: AdmissionRefused | None = None
+        """Why the dispatch was not admitted: the end of the attempt, whatever the handler makes of it."""
         self._service = service
         self._claim = claim
         self._handler = handler
@@ -104,6 +110,8 @@ class AttemptContext(JobContext):
             raise AlreadyDispatched("one dispatch() per attempt: two provider calls are two jobs")
         if self._closed or self._lease.lost:
             raise LeaseLost(f"job {self.id}: the attempt of generation {self.generation} has ended")
+        if problem := text_problem(key, LONGEST_KEY):
+            raise InvalidInput.at("key", problem)
         self._dispatched = True
         self.boundary = Boundary.CROSSING
         operation_key = f"{key}:retry-{self.intent}" if self.intent else key
@@ -112,10 +120,12 @@ class AttemptContext(JobContext):
         try:
             await asyncio.shield(marking)
         finally:
-            if not marking.done():
-                await asyncio.wait({marking})
-            refused = isinstance(marking.exception(), Refused | InvalidInput)
-            self.boundary = Boundary.BEFORE if refused else Boundary.PAST
+            await _ended(marking)
+            error = marking.exception()
+            # Only a database that did not answer leaves it open whether the row holds the mark.
+            self.boundary = Boundary.PAST if error is None or isinstance(error, StoreUnavailable) else Boundary.BEFORE
+            if isinstance(error, AdmissionRefused):
+                self.refused = error
         yield operation_key
 
     async def _mark(self, operation_key: str) -> None:
@@ -139,13 +149,20 @@ class AttemptContext(JobContext):
                     raise
 
     async def _run_shadow(self, policy: ShadowPolicy) -> None:
-        """Leave on the trail what the policy in shadow would have decided; it decides nothing, nor does its failure."""
+        """Leave on the trail what the policy in shadow would have decided; it decides nothing, nor does its failure.
+
+        It gets a job of its own, a thread of its own, and so many seconds.
+        """
+        copied = self._job.model_copy(deep=True)
+        asking = asyncio.create_task(asyncio.to_thread(policy, copied))
+        await asyncio.wait({asking}, timeout=SHADOW_SECONDS)
         try:
-            decision = policy(self._job)
+            if not asking.done():
+                raise TimeoutError(f"no answer within {SHADOW_SECONDS:g} s")
+            decision = asking.result()
             data = {"allowed": decision.allowed, "reasons": list(decision.reasons), "policy": decision.policy}
-            name, worker = EventName.EXECUTION_CONTROL_SHADOW, self._claim.worker_id
-            await self._service.append_job_event(self.id, name, worker, data)
-        except Exception:
+            await self._service.record_shadow(self._claim, data)
+        except (Exception, asyncio.CancelledError):
             logger.exception("Job %s: the policy in shadow failed", self.id)
 
     async def _own_mark(self, operation_key: str) -> bool:
@@ -164,3 +181,10 @@ def _identity(job: Job) -> ExecutionIdentity | None:
         return read_execution_identity(job)
     except MalformedEnvelope:
         return None
+
+
+async def _ended(task: "asyncio.Task[None]") -> None:
+    """Wait for the task, however often the waiting itself is cancelled."""
+    while not task.done():
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait({task})

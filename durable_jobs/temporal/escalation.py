@@ -15,7 +15,7 @@ from durable_jobs.contract.models import Job
 logger = logging.getLogger(__name__)
 
 EscalationHook = Callable[[Job], Awaitable[None] | None]
-WEBHOOK_TIMEOUT_SECONDS = 10
+HOOK_TIMEOUT_SECONDS = 10.0
 
 
 def log_escalation(job: Job) -> None:
@@ -50,7 +50,7 @@ def hook_of(setting: EscalationHook | str | None) -> EscalationHook:
 
 
 def _send(request: urllib.request.Request) -> None:
-    with urllib.request.urlopen(request, timeout=WEBHOOK_TIMEOUT_SECONDS):
+    with urllib.request.urlopen(request, timeout=HOOK_TIMEOUT_SECONDS):
         pass
 
 
@@ -68,6 +68,6 @@ class Escalations:
         try:
             answer = self._hook(job)
             if inspect.isawaitable(answer):
-                await answer
+                await asyncio.wait_for(answer, HOOK_TIMEOUT_SECONDS)
         except Exception:
             logger.exception("Job %s: the escalation hook failed", job.id)

@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 
 RENEWALS_PER_LEASE = 6
 WORKER_HEARTBEAT_SECONDS = 10.0
+RECONNECT_SECONDS = 1.0
 
 
 class HeldLease:
@@ -124,6 +125,9 @@ class LeaseKeeper:
                 logger.warning("Renewing %d leases failed, tried again at the next tick: %s", len(held), error)
                 _close(connection)
                 connection = None
+                # A database that comes back is not met by a storm of connections.
+                renewal_due = max(renewal_due, now + min(tick, RECONNECT_SECONDS))
+                beat_due = max(beat_due, renewal_due)
         _close(connection)
 
     def _renew(self, connection: psycopg.Connection, held: list[HeldLease]) -> None:

@@ -5,6 +5,7 @@ latency, never a job: the scheduled launch sweep is the floor.
 """
 
 import asyncio
+import hashlib
 import logging
 from collections.abc import Awaitable, Callable
 from urllib.parse import urlsplit
@@ -27,7 +28,7 @@ class EnqueueListener:
     def __init__(self, database_url: str, schema: str, queue: str, launch: Callable[[], Awaitable[int]]) -> None:
         self._url = urlsplit(database_url)._replace(scheme="postgresql").geturl()
         self._channel = f"{schema}_enqueued"
-        self._queue = queue
+        self._payload = hashlib.md5(queue.encode(), usedforsecurity=False).hexdigest()
         self._launch = launch
         self._task: asyncio.Task[None] | None = None
 
@@ -50,7 +51,7 @@ class EnqueueListener:
                     await self._launch_now()
                     pause = 1.0
                     async for notification in connection.notifies():
-                        if notification.payload == self._queue:
+                        if notification.payload == self._payload:
                             await asyncio.sleep(GATHER_SECONDS)
                             await self._launch_now()
             except psycopg.Error as error:

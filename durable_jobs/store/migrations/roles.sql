@@ -8,6 +8,11 @@ BEGIN
         IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = name) THEN
             EXECUTE format('CREATE ROLE %I NOLOGIN', name);
         END IF;
+        -- From PostgreSQL 16 on, who makes a role may neither act as it nor give it ownership without this.
+        IF current_setting('server_version_num')::int >= 160000
+            AND NOT (SELECT rolsuper FROM pg_roles WHERE rolname = current_user) THEN
+            EXECUTE format('GRANT %I TO CURRENT_USER WITH SET TRUE, INHERIT TRUE', name);
+        END IF;
     END LOOP;
     -- The owner owns, so that neither of the others does: row-level security passes over an owner unless forced.
     EXECUTE format('ALTER SCHEMA {s} OWNER TO %I', '{role}_owner');
@@ -22,7 +27,14 @@ BEGIN
 END $roles$;
 
 GRANT USAGE ON SCHEMA {s} TO {role}_service, {role}_tenant, {role}_retention;
-GRANT SELECT, INSERT, UPDATE ON {s}.jobs, {s}.job_attempts, {s}.workers, {s}.approvals, {s}.api_tokens TO {role}_service;
+GRANT SELECT, INSERT, UPDATE ON {s}.job_attempts, {s}.workers, {s}.approvals, {s}.api_tokens TO {role}_service;
+-- Whose a job is and what it was to do is written at its creation alone.
+GRANT SELECT, INSERT ON {s}.jobs TO {role}_service;
+GRANT UPDATE (status, priority, intent_number, attempt_count, lease_id, claimed_by, claim_token, lease_generation,
+    lease_expires_at, heartbeat_at, scheduled_at, started_at, finished_at, updated_at, cancel_requested_at, cancel_reason,
+    cancel_actor, dispatched_at, dispatched_generation, operation_key, result, error, dead_lettered_at,
+    dead_letter_reason, escalated_at, escalation_reason, reconciled_at, reconciliation, reconcile_after, lookup_tries,
+    follow_ups_due, release_count, launch_check_at) ON {s}.jobs TO {role}_service;
 GRANT SELECT, INSERT ON {s}.job_events, {s}.control_events TO {role}_service;
 GRANT SELECT, INSERT, DELETE ON {s}.queue_controls TO {role}_service;
 GRANT SELECT ON {s}.schema_version TO {role}_service;
@@ -42,7 +54,8 @@ DROP POLICY IF EXISTS service ON {s}.jobs;
 DROP POLICY IF EXISTS service ON {s}.job_events;
 DROP POLICY IF EXISTS service ON {s}.job_attempts;
 DROP POLICY IF EXISTS retention ON {s}.jobs;
-CREATE POLICY retention ON {s}.jobs TO {role}_retention USING (true);
+CREATE POLICY retention ON {s}.jobs TO {role}_retention
+    USING (status IN ('completed', 'failed', 'cancelled', 'dead_letter', 'halt_unsafe'));
 CREATE POLICY service ON {s}.jobs TO {role}_service USING (true) WITH CHECK (true);
 DROP POLICY IF EXISTS retention ON {s}.job_events;
 CREATE POLICY retention ON {s}.job_events TO {role}_retention USING (true);

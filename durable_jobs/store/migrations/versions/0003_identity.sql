@@ -50,3 +50,10 @@ CREATE TRIGGER guard_envelopes BEFORE INSERT ON {s}.jobs
     FOR EACH ROW WHEN (NEW.payload ?| ARRAY['execution', 'governance'])
     EXECUTE FUNCTION {s}.guard_envelopes();
 ALTER TABLE {s}.jobs ENABLE ALWAYS TRIGGER guard_envelopes;
+-- Nor may a row get later what it was born without.
+CREATE TRIGGER guard_new_envelopes BEFORE UPDATE OF payload ON {s}.jobs
+    FOR EACH ROW WHEN (
+        NEW.payload ? 'execution' AND NOT OLD.payload ? 'execution'
+        OR NEW.payload ? 'governance' AND NOT OLD.payload ? 'governance')
+    EXECUTE FUNCTION {s}.guard_envelopes();
+ALTER TABLE {s}.jobs ENABLE ALWAYS TRIGGER guard_new_envelopes;

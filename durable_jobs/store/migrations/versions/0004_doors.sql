@@ -77,6 +77,11 @@ CREATE FUNCTION {s}.json_problem(value jsonb) RETURNS text LANGUAGE sql IMMUTABL
         END
 $problem$;
 
+-- The digest of a row that enqueue made, over the text that jsonb gives: only the database can take it again.
+CREATE FUNCTION {s}.row_digest(queue text, job_type text, payload jsonb) RETURNS text LANGUAGE sql IMMUTABLE AS $digest$
+    SELECT 'sql:' || encode(sha256(convert_to(jsonb_build_array(queue, job_type, payload)::text, 'UTF8')), 'hex')
+$digest$;
+
 -- A job from any language, inside the caller's transaction. Returns its id, a new one's or that which the key has.
 -- The same rules and refusals as the Python door; the digest of what it made is taken when it is first compared.
 CREATE FUNCTION {s}.enqueue(
@@ -99,6 +104,8 @@ DECLARE
     problem text;
     name text;
     value text;
+    -- Format characters, separators other than the space, and private use: what Python's str.isprintable refuses.
+    unprintable constant text := U&'[\00A0\00AD\0600-\0605\061C\06DD\070F\0890\0891\08E2\1680\180E\2000-\200F\2028-\202F\205F-\206F\3000\E000-\F8FF\FEFF\FFF9-\FFFB]';
 BEGIN
     FOR name, value IN VALUES ('organization', organization), ('project', project), ('job_type', job_type), ('queue', queue)
     LOOP
@@ -114,7 +121,7 @@ BEGIN
         CONTINUE WHEN value IS NULL AND name <> 'idempotency_key';
         IF value IS NULL OR length(value) NOT BETWEEN 1 AND 255 THEN
             PERFORM {s}.refuse_input(name, 'must have 1 to 255 characters');
-        ELSIF value ~ '[[:cntrl:]]' OR value ~ '^[[:space:]]*$' THEN
+        ELSIF value ~ '[[:cntrl:]]' OR value ~ '^[[:space:]]*$' OR value ~ unprintable THEN
             PERFORM {s}.refuse_input(name, 'must be printable characters, not all blank');
         END IF;
     END LOOP;
@@ -151,12 +158,14 @@ BEGIN
         lease_generation, scheduled_at, created_at, updated_at, lookup_tries, follow_ups_due, release_count,
         launch_check_at)
     VALUES (
-        new_id, organization, project, target, kind, stored, idempotency_key, '', 'queued', priority,
+        new_id, organization, project, target, kind, stored, idempotency_key, {s}.row_digest(target, kind, stored),
+        'queued', priority,
         0, 0, max_attempts, backoff_base_seconds, lease_seconds, timeout_seconds,
         0, COALESCE(scheduled_at, born), born, born, 0, false, 0, born)
     ON CONFLICT ON CONSTRAINT jobs_idempotency_key DO NOTHING;
     IF FOUND THEN
-        PERFORM pg_notify('{s}_enqueued', target);
+        -- LISTEN asks for no right, so that the queue's name is told in a form that only who knows it can read.
+        PERFORM pg_notify('{s}_enqueued', md5(target));
         RETURN new_id;
     END IF;
     SELECT j.* INTO found FROM {s}.jobs j

@@ -1,0 +1,111 @@
+"""Prometheus metrics, read from Postgres at each scrape: they are the same from whichever process is asked."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from fastapi import Response
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
+
+from durable_jobs.contract.models import QueueOverview, WorkerRecord
+from durable_jobs.http.queues import worker_state
+from durable_jobs.http.state import Api
+
+FRESH_SECONDS = 5.0
+"""Counting every job is work for Postgres: scrapes within this time share one count."""
+
+_QUEUE = ("queue", "job_type")
+
+
+class Scrape:
+    """The metrics, and when they were read."""
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+        self._read_at = float("-inf")
+        self._registry = CollectorRegistry()
+
+    async def response(self, api: Api, accept: str) -> Response:
+        """Raises `StoreUnavailable`."""
+        clock = asyncio.get_running_loop().time
+        async with self._lock:
+            if clock() - self._read_at > FRESH_SECONDS:
+                self._registry = await _read(api)
+                self._read_at = clock()
+        encode, content_type = choose_encoder(accept)
+        return Response(encode(self._registry), headers={"Content-Type": content_type})
+
+
+async def _read(api: Api) -> CollectorRegistry:
+    stale_seconds = api.settings.worker_stale_seconds
+    counts = await api.service.metrics()
+    queues = await api.service.list_queues(stale_seconds=stale_seconds)
+    workers = await api.service.list_workers()
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Families([*_jobs(counts), *_queues(queues), *_workers(workers, stale_seconds)]))
+    return registry
+
+
+class _Families(Collector):
+    def __init__(self, families: list[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families
+
+
+def _gauge(
+    name: str, about: str, labels: Iterable[str], samples: Iterable[tuple[Iterable[str], float | None]]
+) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(f"durable_jobs_{name}", about, labels=list(labels))
+    for values, value in samples:
+        if value is not None:
+            family.add_metric(list(values), value)
+    return family
+
+
+def _jobs(counts: dict[str, list[dict[str, Any]]]) -> Iterator[Metric]:
+    yield _gauge(
+        "jobs",
+        "Jobs by queue, type and state.",
+        (*_QUEUE, "state"),
+        (((row["queue"], row["job_type"], row["status"]), row["jobs"]) for row in counts["jobs"]),
+    )
+    ages = {
+        "oldest_unresolved_seconds": "How long ago the oldest uncertain job ended.",
+        "oldest_escalated_seconds": "How long the oldest escalated job has stood before an operator.",
+        "escalated": "Jobs that stand before an operator.",
+    }
+    for name, about in ages.items():
+        rows = (((row["queue"], row["job_type"]), row[name]) for row in counts["ages"])
+        yield _gauge(name, about, _QUEUE, rows)
+    events = (((row["name"],), row["events"]) for row in counts["events"])
+    yield _gauge("events_5m", "Events on the trails in the last five minutes, by name.", ("event",), events)
+
+
+def _queues(queues: list[QueueOverview]) -> Iterator[Metric]:
+    fields = {
+        "due": "Queued jobs that are due.",
+        "oldest_due_seconds": "How long the oldest due job has been due.",
+        "paused": "1 where the deployer has paused the queue or the type on it.",
+        "live_workers": "Workers that host the type on the queue and are healthy.",
+    }
+    for name, about in fields.items():
+        rows = (((each.queue, each.job_type), getattr(each, name)) for each in queues)
+        yield _gauge(f"queue_{name}", about, _QUEUE, rows)
+
+
+def _workers(workers: list[WorkerRecord], stale_seconds: float) -> Iterator[Metric]:
+    states = Counter((each.queue, str(worker_state(each, stale_seconds))) for each in workers)
+    yield _gauge("workers", "Workers by queue and state.", ("queue", "state"), states.items())
+    running: Counter[tuple[str]] = Counter()
+    for each in workers:
+        if each.stopped_at is None:
+            running[(each.queue,)] += each.running
+    yield _gauge(
+        "attempts_in_hand", "Attempts that workers run, at their last heartbeats.", ("queue",), running.items()
+    )
