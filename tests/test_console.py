@@ -1,0 +1,191 @@
+"""The operator's console: whom it lets in, what it shows, what its forms do, and how it looks in a real browser."""
+
+import asyncio
+import re
+import shutil
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from uuid import UUID, uuid4
+
+import httpx
+import pytest
+
+from durable_jobs import DurableJobService, JobError, JobStatus
+from durable_jobs.contract.models import TokenRole
+from durable_jobs.dev import DevStack
+from tests.conftest import Specs
+from tests.http_api import calling, settings_for, token
+
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+FLAGS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--virtual-time-budget=2000",
+]
+
+
+@asynccontextmanager
+async def visiting(
+    service: DurableJobService, database_url: str, stack: DevStack, role: TokenRole, organization: str = "acme"
+) -> AsyncIterator[httpx.AsyncClient]:
+    """A browser that has signed in with a token of this role."""
+    secret = await token(service, role, organization)
+    async with calling(settings_for(database_url, stack, http_tokens="required")) as client:
+        answer = await client.post("/console/sign-in", data={"token": secret})
+        assert answer.status_code == 303
+        cookie = answer.headers["set-cookie"].lower()
+        assert all(part in cookie for part in ("httponly", "samesite=strict", "path=/console"))
+        yield client
+
+
+def csrf_in(page: httpx.Response) -> str:
+    found = re.search(r'name="csrf" value="([0-9a-f]{64})"', page.text)
+    assert found, page.text
+    return found[1]
+
+
+async def uncertain(service: DurableJobService, spec: Specs) -> UUID:
+    """A job that stands before an operator."""
+    job = (await service.create_job(spec(payload={"note": "<script>alert(1)</script>"}))).job
+    outcome = await service.claim_job("worker", uuid4(), job_id=job.id)
+    assert outcome is not None
+    assert outcome.claim is not None
+    await service.mark_provider_dispatched(outcome.claim, f"probe:{job.id}")
+    landed = await service.mark_indeterminate(outcome.claim, JobError.of("LOST", "no answer <b>came</b>"))
+    assert await service.escalate_job(landed, "UNKNOWN: nobody knows", "sweep")
+    return job.id
+
+
+async def test_nobody_sees_anything_without_signing_in(
+    database_url: str, service: DurableJobService, durable_jobs_stack: DevStack, spec: Specs
+) -> None:
+    job_id = await uncertain(service, spec)
+    async with calling(settings_for(database_url, durable_jobs_stack, http_tokens="required")) as client:
+        for path in ("/console", "/console/jobs", f"/console/jobs/{job_id}"):
+            page = await client.get(path)
+            assert (page.status_code, str(job_id) in page.text) == (401, False)
+            assert "Sign in" in page.text
+        wrong = await client.post("/console/sign-in", data={"token": "dj_wrong"})
+        assert wrong.status_code == 401
+        assert "set-cookie" not in wrong.headers
+
+
+async def test_the_overview_puts_first_what_needs_a_person(
+    database_url: str, service: DurableJobService, durable_jobs_stack: DevStack, spec: Specs
+) -> None:
+    job_id = await uncertain(service, spec)
+    await service.create_job(spec(organization="globex"))
+    async with visiting(service, database_url, durable_jobs_stack, TokenRole.READER) as client:
+        page = await client.get("/console")
+        assert page.status_code == 200
+        assert page.text.index(str(job_id)) < page.text.index("<h2>Queues")
+        assert "UNKNOWN: nobody knows" in page.text
+        assert "No worker was ever here." in page.text
+        assert "default-src 'none'" in page.headers["content-security-policy"]
+        listed = await client.get("/console/jobs")
+        assert listed.text.count("/console/jobs/0") == 1  # another organization's job is not there
+
+
+async def test_a_job_page_escapes_what_tenants_wrote_and_offers_what_is_legal(
+    database_url: str, service: DurableJobService, durable_jobs_stack: DevStack, spec: Specs
+) -> None:
+    job_id = await uncertain(service, spec)
+    async with visiting(service, database_url, durable_jobs_stack, TokenRole.OPERATOR) as client:
+        page = await client.get(f"/console/jobs/{job_id}")
+        assert "<script>alert" not in page.text
+        assert "<b>came</b>" not in page.text
+        assert re.findall(r"<summary>(\w+)</summary>", page.text) == ["Resolve", "Recheck"]
+    async with visiting(service, database_url, durable_jobs_stack, TokenRole.READER) as client:
+        page = await client.get(f"/console/jobs/{job_id}")
+        assert re.findall(r"<summary>(\w+)</summary>", page.text) == []
+    async with visiting(service, database_url, durable_jobs_stack, TokenRole.OPERATOR, "globex") as client:
+        assert (await client.get(f"/console/jobs/{job_id}")).status_code == 404
+
+
+async def test_an_operator_resolves_a_job(
+    database_url: str, service: DurableJobService, durable_jobs_stack: DevStack, spec: Specs
+) -> None:
+    job_id = await uncertain(service, spec)
+    async with visiting(service, database_url, durable_jobs_stack, TokenRole.OPERATOR) as client:
+        page = await client.get(f"/console/jobs/{job_id}")
+        form = {"csrf": csrf_in(page), "operator": "Grace Hopper", "verdict": "failed"}
+        path = f"/console/jobs/{job_id}/resolve"
+        refused = await client.post(path, data=form | {"evidence": "the log says so"})
+        assert (refused.status_code, "evidence: is no JSON" in refused.text) == (409, True)
+        done = await client.post(path, data=form | {"evidence": '{"seen": "nothing at the provider"}'})
+        assert done.status_code == 303
+        again = await client.post(path, data=form | {"evidence": '{"seen": "nothing"}'})
+        assert (again.status_code, "only an indeterminate or timed out job" in again.text) == (409, True)
+    job = await service.get_job(job_id)
+    assert job.status is JobStatus.FAILED
+    assert job.reconciliation is not None
+    assert job.reconciliation["actor"].startswith("Grace Hopper (by the token of operator of acme")
+
+
+@pytest.mark.parametrize("role", [TokenRole.READER, TokenRole.SUBMITTER])
+async def test_a_form_asks_for_the_role_and_for_its_own_origin(
+    database_url: str, service: DurableJobService, durable_jobs_stack: DevStack, spec: Specs, role: TokenRole
+) -> None:
+    job_id = await uncertain(service, spec)
+    async with visiting(service, database_url, durable_jobs_stack, role) as client:
+        csrf = csrf_in(await client.get("/console"))
+        form = {"operator": "Eve", "verdict": "failed", "evidence": '{"a": 1}'}
+        for value in (csrf, "0" * 64):
+            answer = await client.post(f"/console/jobs/{job_id}/resolve", data=form | {"csrf": value})
+            assert answer.status_code == 403
+    async with visiting(service, database_url, durable_jobs_stack, TokenRole.OPERATOR) as client:
+        answer = await client.post(f"/console/jobs/{job_id}/resolve", data=form | {"csrf": csrf})
+        assert answer.status_code == 403  # another visitor's form
+    assert (await service.get_job(job_id)).status is JobStatus.INDETERMINATE
+
+
+async def test_a_queue_is_paused_and_resumed(
+    database_url: str, service: DurableJobService, durable_jobs_stack: DevStack, spec: Specs, queue: str
+) -> None:
+    await service.create_job(spec())
+    async with visiting(service, database_url, durable_jobs_stack, TokenRole.OPERATOR) as client:
+        form = {"csrf": csrf_in(await client.get("/console")), "queue": queue, "job_type": "probe", "reason": "outage"}
+        assert (await client.post("/console/queues/pause", data=form)).status_code == 303
+        (overview,) = await service.list_queues(organization="acme")
+        assert overview.paused
+        assert await service.claim_job("worker", uuid4(), queues=[queue]) is None
+        assert (await client.post("/console/queues/resume", data=form)).status_code == 303
+        assert await service.claim_job("worker", uuid4(), queues=[queue])
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Debian's chromium")
+@pytest.mark.parametrize("width", [1280, 390])
+async def test_a_browser_renders_it(
+    database_url: str, service: DurableJobService, durable_jobs_stack: DevStack, spec: Specs, width: int
+) -> None:
+    """Real Chromium takes the page as it is: every form is in the rendered document, and the picture isn't blank."""
+    job_id = await uncertain(service, spec)
+    settings = settings_for(database_url, durable_jobs_stack, local_organization="acme")
+    async with calling(settings) as client:
+        url = f"{client.base_url}/console/jobs/{job_id}".replace("//console", "/console")
+        with tempfile.TemporaryDirectory() as folder:
+            picture = Path(folder) / "page.png"
+            common = [*FLAGS, f"--user-data-dir={folder}/profile", f"--window-size={width},1200"]
+            rendered = await run(*common, "--dump-dom", url)
+            await run(*common, f"--screenshot={picture}", url)
+            assert picture.stat().st_size > 10_000
+    assert str(job_id) in rendered
+    assert rendered.count("<form") == 2
+    assert rendered.count('tabindex="-1"') == 0
+
+
+async def run(*arguments: str) -> str:
+    assert CHROMIUM is not None
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(CHROMIUM, *arguments, stdout=pipe, stderr=pipe)
+    out, _ = await asyncio.wait_for(process.communicate(), 60)
+    assert process.returncode == 0
+    return out.decode()
