@@ -12,6 +12,7 @@ from pydantic import BaseModel, TypeAdapter
 from durable_jobs.contract.envelope import ExecutionIdentity
 from durable_jobs.contract.models import Job, LeaseStatus
 from durable_jobs.contract.provider import ProviderState
+from durable_jobs.contract.rules import encode_json
 from durable_jobs.contract.specs import FollowUp
 
 RequestT = TypeVar("RequestT")
@@ -126,11 +127,11 @@ class JobHandler(ABC, Generic[RequestT, ResultT]):
 
     def parse_request(self, payload: dict[str, Any]) -> RequestT:
         """The payload as the handler's model. Raises pydantic's `ValidationError`."""
-        return cast("RequestT", self._request.validate_python(payload))
+        return cast("RequestT", self._request.validate_json(encode_json(payload)))
 
     def parse_result(self, result: dict[str, Any]) -> ResultT:
         """A stored result as the handler's model. Raises pydantic's `ValidationError`."""
-        return cast("ResultT", self._result.validate_python(result))
+        return cast("ResultT", self._result.validate_json(encode_json(result)))
 
     def dump_result(self, result: object) -> object:
         """What is stored of a handler's result: the JSON form of whatever pydantic dumps, an empty object for None.

@@ -109,12 +109,13 @@ async def until(service: DurableJobService, job_id: UUID, *statuses: JobStatus, 
     return job
 
 
-async def trail(service: DurableJobService, job_id: UUID, *, silent: bool = False) -> list[EventName]:
-    """The names of the job's events; `silent` leaves out the heartbeats.
+async def trail(service: DurableJobService, job_id: UUID, *, beats: bool = False) -> list[EventName]:
+    """The names of the job's events, in their order; with `beats`, its heartbeats too.
 
-    Never what a sweep adds to an uncertain job: it may run at any moment.
+    Without them by default, as the keeper's next tick may promote a job just before its handler does. Never with what
+    a sweep adds to an uncertain job: it may run at any moment.
     """
-    hidden = {EventName.ESCALATED} | ({EventName.HEARTBEAT} if silent else set())
+    hidden = {EventName.ESCALATED} | (set() if beats else {EventName.HEARTBEAT})
     page = await service.list_job_events(job_id)
     return [event.name for event in page.items if event.name not in hidden]
 

@@ -89,7 +89,7 @@ async def running(service: DurableJobService, spec: JobSpec, worker: str = A) ->
 async def dispatched(service: DurableJobService, spec: JobSpec, worker: str = A) -> Claim:
     """Create the job, claim it and cross its boundary."""
     claim = await claimed(service, spec, worker)
-    await service.mark_provider_dispatched(claim, f"key:{claim.job_id}")
+    await service.mark_provider_dispatched(claim, f"key:{claim.job_id}", consequential=False)
     return claim
 
 
@@ -130,7 +130,9 @@ async def end_in(service: DurableJobService, claim: Claim, status: JobStatus) ->
 HolderVerb = Callable[[DurableJobService, Claim], Any]
 
 HOLDER_VERBS: dict[str, HolderVerb] = {
-    "mark_provider_dispatched": lambda s, c: s.mark_provider_dispatched(c, f"late:{c.job_id}:{c.generation}"),
+    "mark_provider_dispatched": lambda s, c: s.mark_provider_dispatched(
+        c, f"late:{c.job_id}:{c.generation}", consequential=False
+    ),
     "complete_job": lambda s, c: s.complete_job(c, {"late": True}),
     "fail_job retryable": lambda s, c: s.fail_job(c, ERROR, retryable=True),
     "fail_job": lambda s, c: s.fail_job(c, ERROR, retryable=False),

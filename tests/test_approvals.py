@@ -132,7 +132,6 @@ async def test_a_bad_grant_is_a_typed_error(service: DurableJobService) -> None:
     assert await sql(service, "SELECT id FROM durable_jobs.approvals") == []
 
 
-@pytest.mark.xfail(strict=True, reason="an approval's id is checked where it is granted alone")
 async def test_a_bad_id_is_a_typed_error(service: DurableJobService) -> None:
     found = []
     for bad in ("a\x00", "\ud800"):
@@ -178,7 +177,6 @@ async def test_why_an_approval_does_not_stand(service: DurableJobService, spec: 
     assert consumed == [{"id": "spent", "consumed_by": winner.job_id}]
 
 
-@pytest.mark.xfail(strict=True, reason="an approval that the identity alone names is nobody's to check")
 async def test_an_approval_named_by_the_identity_alone_is_checked_too(service: DurableJobService, spec: Specs) -> None:
     """The identity says that it was approved: a handler, and whoever reads the ledger, will believe it."""
     await granted(service)
@@ -339,7 +337,6 @@ async def test_a_connection_that_dies_past_the_consumption_consumes_nothing(
         assert (await dispatch(service, claim)).status is JobStatus.RUNNING
 
 
-@pytest.mark.xfail(strict=True, reason="a mark that the row refuses after the admission is committed with it")
 async def test_a_lease_that_dies_in_the_wait_for_the_approval_gives_it_back(
     service: DurableJobService, spec: Specs, database_url: str
 ) -> None:
@@ -357,7 +354,6 @@ async def test_a_lease_that_dies_in_the_wait_for_the_approval_gives_it_back(
     assert await names(service, claim.job_id) == [CLAIMED]
 
 
-@pytest.mark.xfail(strict=True, reason="the consuming UPDATE compares with a clock that it read before the lock wait")
 async def test_an_approval_that_expires_in_the_wait_for_it_is_not_consumed(
     service: DurableJobService, spec: Specs, database_url: str
 ) -> None:
@@ -375,7 +371,6 @@ async def test_an_approval_that_expires_in_the_wait_for_it_is_not_consumed(
     assert list(refused.value.reasons) == reason(APPROVAL, "has expired")
 
 
-@pytest.mark.xfail(strict=True, reason="the facts' expiry is judged before the wait for the approval, and not again")
 async def test_facts_that_expire_in_the_wait_for_the_approval_allow_nothing(
     service: DurableJobService, spec: Specs, database_url: str
 ) -> None:
@@ -457,7 +452,7 @@ async def test_a_lost_reply_consumes_once(
     assert sender.keys == [f"send:{handle.id}"]
     assert (await approval_of(jobs.service)).consumed_by == handle.id
     assert await admissions(jobs.service, handle.id) == [{"allowed": True, "approval": APPROVAL}]
-    marks = [name for name in await trail(jobs.service, handle.id, silent=True) if name is DISPATCHED]
+    marks = [name for name in await trail(jobs.service, handle.id) if name is DISPATCHED]
     assert marks == [DISPATCHED]
 
 
@@ -622,7 +617,6 @@ async def test_a_store_that_is_away_is_tried_again(jobs: DurableJobs, worker: Wo
     assert job.dispatched_at is None
 
 
-@pytest.mark.xfail(strict=True, reason="a mark that failed, however it did, counts as one that was made")
 @pytest.mark.usefixtures("ledger")
 async def test_a_handler_that_swallows_a_broken_store_has_not_dispatched(
     jobs: DurableJobs, worker: Workers, spec: Specs
@@ -642,7 +636,6 @@ async def test_a_handler_that_swallows_a_broken_store_has_not_dispatched(
     assert (job.status, job.error and job.error.code) == (JobStatus.INDETERMINATE, "DISPATCH_NOT_RECORDED")
 
 
-@pytest.mark.xfail(strict=True, reason="the client can't be given the deployer's store, and asks its own table")
 @pytest.mark.usefixtures("ledger")
 async def test_the_clients_retry_asks_the_deployers_store(jobs: DurableJobs, worker: Workers, spec: Specs) -> None:
     async def script(job: JobContext, request: Json) -> Json:

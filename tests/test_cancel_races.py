@@ -81,7 +81,7 @@ async def test_of_a_cancel_and_a_completion_one_wins(spec: Specs, database_url: 
         async def one(number: int) -> str:
             claim, barrier = claims[number], asyncio.Barrier(2)
             if number % 2:
-                await service.mark_provider_dispatched(claim, f"key:{claim.job_id}")
+                await service.mark_provider_dispatched(claim, f"key:{claim.job_id}", consequential=False)
 
             async def canceller() -> str:
                 await barrier.wait()

@@ -371,7 +371,6 @@ async def test_a_next_claim_repeated_with_its_token_is_the_same_claim(service: D
     assert again.claim == first.claim
 
 
-@pytest.mark.xfail(reason="out_of_scope is neither a claim nor a landing: claim_job asks again for ever")
 async def test_a_token_that_has_a_claim_elsewhere_gets_no_second_job(service: DurableJobService, spec: Specs) -> None:
     """The same attempt asks again, with another scope: whatever the answer, it comes, and is no other job."""
     await service.create_jobs([spec(queue="one"), spec(queue="two")])

@@ -58,7 +58,7 @@ async def uncertain(service: DurableJobService, spec: Specs) -> UUID:
     outcome = await service.claim_job("worker", uuid4(), job_id=job.id)
     assert outcome is not None
     assert outcome.claim is not None
-    await service.mark_provider_dispatched(outcome.claim, f"probe:{job.id}")
+    await service.mark_provider_dispatched(outcome.claim, f"probe:{job.id}", consequential=False)
     landed = await service.mark_indeterminate(outcome.claim, JobError.of("LOST", "no answer <b>came</b>"))
     assert await service.escalate_job(landed, "UNKNOWN: nobody knows", "sweep")
     return job.id

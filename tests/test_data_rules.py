@@ -181,7 +181,6 @@ WIDE = {"text": "€" * (MAX_JSON_BYTES // 3 + 1)}
 """8 MiB and a byte or two, in a third as many characters."""
 
 
-@pytest.mark.xfail(reason="characters are counted")
 async def test_the_limit_is_in_bytes(service: DurableJobService, spec: Specs) -> None:
     """Case 32: the rule says 8 MiB, whatever the script that the text is in."""
     with pytest.raises(InvalidJob, match="payload"):
@@ -208,7 +207,6 @@ async def test_an_errors_text_never_keeps_a_job_from_ending(service: DurableJobS
             assert (job.status.is_terminal, job.error) == (True, error)
 
 
-@pytest.mark.xfail(reason="only JobError.of escapes")
 async def test_an_error_made_by_hand_never_keeps_a_job_from_ending(service: DurableJobService, spec: Specs) -> None:
     """Case 29, the kind: `JobError` is public, and need not come from `JobError.of`."""
     for field in ("code", "message", "type", "traceback"):

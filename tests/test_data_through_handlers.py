@@ -77,7 +77,6 @@ class Speechless(Exception):
 
 
 @before_and_after
-@pytest.mark.xfail(strict=True, reason="the attempt fails as it describes the error, and no outcome is written")
 async def test_an_error_without_a_text(jobs: DurableJobs, worker: Workers, spec: Specs, crossed: bool) -> None:
     """Case 29 of the catalogue, of the kind "data": the transition always succeeds."""
 
@@ -122,7 +121,7 @@ async def test_heartbeat_details_that_cannot_be_stored(jobs: DurableJobs, worker
         handle = await jobs.create_job(spec())
         assert await handle.result(timeout=20) == {"done": True}
     assert refused == [field for _, field in UNFIT_DETAILS]
-    beats = [event.data for event in await handle.events() if event.name is EventName.HEARTBEAT]
+    beats = [event.data for event in await handle.events() if event.name is EventName.HEARTBEAT and event.data]
     assert beats == [{"note": "fine"}]
 
 
@@ -201,7 +200,7 @@ async def test_numbers_are_exact(jobs: DurableJobs, worker: Workers, spec: Specs
     async with worker(Probe(script)):
         handle = await jobs.create_job(spec(payload={"numbers": NUMBERS}))
         result = await handle.result(timeout=20)
-    (beat,) = [event.data for event in await handle.events() if event.name is EventName.HEARTBEAT]
+    (beat,) = [event.data for event in await handle.events() if event.name is EventName.HEARTBEAT and event.data]
     for numbers in (seen, result["numbers"], beat["numbers"]):
         # A float that is whole comes back as an integer, as Postgres writes it: the same number when read as a float.
         assert [type(was)(number) for was, number in zip(NUMBERS, numbers, strict=True)] == NUMBERS
@@ -262,7 +261,7 @@ async def test_a_result_too_large_is_uncertain_with_evidence(
     assert job.error.message.startswith("result.text: must have at most 8388608 characters, has ")
     assert '{"text": "0123456789012' in job.error.message
     assert (handler.calls, provider.keys, job.lease_generation) == (1, [f"probe:{job.id}"], 1)
-    assert await trail(jobs.service, job.id, silent=True) == [
+    assert await trail(jobs.service, job.id) == [
         EventName.CLAIMED,
         EventName.DISPATCHED,
         EventName.INDETERMINATE,
@@ -341,7 +340,6 @@ class Times(JobHandler[dict[str, datetime], dict[str, datetime]]):
     ],
     ids=["a dataclass", "a dict of times"],
 )
-@pytest.mark.xfail(strict=True, reason="only pydantic models are dumped")
 async def test_whatever_pydantic_dumps_is_a_result(
     jobs: DurableJobs, worker: Workers, spec: Specs, handler: JobHandler[Any, Any], document: dict[str, Any]
 ) -> None:
@@ -364,7 +362,6 @@ class Stricts(JobHandler[Strict, Strict]):
         return request
 
 
-@pytest.mark.xfail(strict=True, reason="a JSON payload is validated as if it were Python objects")
 async def test_a_strict_model_takes_json(jobs: DurableJobs, worker: Workers, spec: Specs) -> None:
     """JSON has no datetime: what pydantic reads strictly from JSON, a handler reads from its payload."""
     async with worker(Stricts()):
@@ -377,7 +374,6 @@ class BadlyValidated(Probe):
         raise KeyError("a secret of the tenant's")
 
 
-@pytest.mark.xfail(strict=True, reason="the attempt breaks: the row waits for its lease, and never learns why")
 async def test_a_payload_whose_validation_breaks(
     jobs: DurableJobs, worker: Workers, spec: Specs, temporal_client: Any
 ) -> None:

@@ -199,18 +199,12 @@ def test_execution_and_governance_agree(spec: Specs, pair: str) -> None:
     assert spec(execution=agreeing, governance=governance()).execution == agreeing
 
 
-@pytest.mark.xfail(
-    strict=True, raises=ValidationError, reason="the check of the pair raises pydantic's error, not ours"
-)
 def test_a_pair_that_disagrees_is_a_typed_error(spec: Specs) -> None:
     for typed, why in PAIRS.values():
         with pytest.raises(InvalidJob, match=why):
             spec(**typed)
 
 
-@pytest.mark.xfail(
-    strict=True, raises=ValidationError, reason="the check of the pair raises pydantic's error, not ours"
-)
 async def test_a_pair_that_disagrees_is_named_in_a_batch(service: DurableJobService, spec: Specs) -> None:
     batch = [spec(), *(spec().model_dump() | typed for typed, _ in PAIRS.values()), spec()]
     with pytest.raises(InvalidBatch) as refused:
@@ -234,7 +228,6 @@ def spoiled(spec: JobSpec, **facts: Any) -> JobSpec:
     return spec
 
 
-@pytest.mark.xfail(strict=True, reason="an input inside a spec is not checked again: its own config doesn't ask for it")
 async def test_the_service_checks_the_inputs_again(service: DurableJobService, spec: Specs) -> None:
     """As it does the payload: whatever became of the inputs since, nothing is written that can't be read."""
 
@@ -463,7 +456,6 @@ def test_a_newer_version_is_refused_whatever_else_it_says(spec: Specs, envelope:
         assert malformed(more, envelope) == [f"{envelope}.version", f"{envelope}.new_in_2"]
 
 
-@pytest.mark.xfail(strict=True, reason="Literal[1] takes true for 1")
 def test_true_is_no_version(spec: Specs) -> None:
     assert malformed(altered(rows(spec), "execution", "version", True, sealed=True), "execution") == [
         "execution.version"

@@ -4,14 +4,14 @@ import asyncio
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import httpx
 import pytest
 import pytest_asyncio
 from temporalio.client import Client, WorkflowFailureError
 
-from durable_jobs import DurableJobs, DurableJobService, JobContext, JobFailed
+from durable_jobs import DurableJobs, DurableJobService, JobContext, JobFailed, JobHandle
 from durable_jobs.contract.models import WorkerRecord
 from durable_jobs.dev import DevStack
 from durable_jobs.http.queues import WorkerState, worker_state
@@ -19,7 +19,7 @@ from durable_jobs.temporal.messages import workflow_id
 from tests.conftest import Specs, Workers
 from tests.http_api import JOBS, calling, fields, problem_of, settings_for
 from tests.probes import Probe
-from tests.support import claimed, expire, sql
+from tests.support import ERROR, claimed, expire, sql
 from tests.sweeping import audit, escalated, timed_out, uncertain
 
 WHY = {"reason": "the customer asked"}
@@ -310,6 +310,49 @@ def test_a_worker_is_stale_beyond_the_limit_only() -> None:
     )
     assert worker_state(record, 30) is WorkerState.HEALTHY
     assert worker_state(record, 29.9) is WorkerState.STALE
+
+
+async def test_every_change_wakes_its_workflow(
+    client: httpx.AsyncClient,
+    service: DurableJobService,
+    spec: Specs,
+    queue: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each wakes that of the job it changed, and no other; a resume, those of the organization's due jobs."""
+    woken: list[UUID] = []
+
+    async def wake(handle: JobHandle) -> bool:
+        woken.append(handle.id)
+        return True
+
+    monkeypatch.setattr(JobHandle, "wake", wake)
+    queued = (await service.create_job(spec())).job
+    failed, interrupted = await claimed(service, spec()), await claimed(service, spec())
+    await service.fail_job(failed, ERROR, retryable=False)
+    await expire(service, interrupted.job_id)
+    asked = await uncertain(service, spec())
+    late, hopeless = await timed_out(service, spec()), await escalated(service, spec())
+    word = {"operation_key": f"key:{asked.id}", "state": "succeeded", "result": {}}
+    verdict = {"verdict": "failed", "evidence": {"a": 1}}
+    for job_id, path, body in (
+        (queued.id, f"{JOBS}/{queued.id}/cancel", WHY),
+        (failed.job_id, f"{JOBS}/{failed.job_id}/retry", WHY),
+        (interrupted.job_id, f"{JOBS}/{interrupted.job_id}/requeue", WHY),
+        (late.id, f"{JOBS}/{late.id}/resolve", verdict),
+        (hopeless.id, f"{JOBS}/{hopeless.id}/recheck", WHY),
+        (asked.id, "/api/v1/provider-states", word),
+    ):
+        woken.clear()
+        await post(client, path, body)
+        assert woken == [job_id], path
+
+    due = [failed.job_id, interrupted.job_id, (await service.create_job(spec())).job.id]
+    await service.create_job(spec(organization="other"))
+    await service.create_job(spec(scheduled_at=datetime.now(UTC) + timedelta(days=1)))
+    woken.clear()
+    assert (await post(client, f"/api/v1/queues/{queue}/resume"))["woken"] == 3
+    assert sorted(woken) == sorted(due)
 
 
 async def test_what_the_row_does_not_allow_is_a_conflict(

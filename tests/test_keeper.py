@@ -1,15 +1,20 @@
 """The lease keeper: leases hold through a busy event loop, a locked row and a lost connection; attempts are told."""
 
 import asyncio
+import contextlib
 import threading
 import time
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import psycopg
+import pytest
 from temporalio.client import Client, WorkflowExecutionStatus
 
-from durable_jobs import DurableJobs, EventName, JobContext, JobStatus, LeaseStatus
+from durable_jobs import DurableJobs, EventName, Job, JobContext, JobStatus, LeaseStatus
+from durable_jobs.contract.errors import LeaseLost
+from durable_jobs.temporal.launch import Launcher
+from durable_jobs.temporal.messages import workflow_id
 from tests.conftest import Specs, Workers
 from tests.probes import Gate, Probe, Provider, eventually, execute, noticed, take_over, trail, until, until_workflow
 
@@ -74,7 +79,7 @@ async def test_a_handler_that_burns_cpu_keeps_its_lease(
     assert all(watches[0].looks)
     assert (handler.calls, provider.keys) == (1, [f"probe:{handle.id}"])
     # Promoted to running with one event; the renewals after it are silent.
-    assert await trail(jobs.service, handle.id) == [
+    assert await trail(jobs.service, handle.id, beats=True) == [
         EventName.CLAIMED,
         EventName.HEARTBEAT,
         EventName.DISPATCHED,
@@ -175,7 +180,7 @@ async def test_a_lost_lease_stops_a_handler_before_the_boundary(
         assert (await handle.job()).holds(other.claim)
         # Nobody renews for the other one: its lease runs out, and the job goes round.
         assert await handle.result(timeout=20) == {"attempt": 3}
-    assert await trail(jobs.service, handle.id, silent=True) == [*[EventName.CLAIMED] * 3, EventName.COMPLETED]
+    assert await trail(jobs.service, handle.id) == [*[EventName.CLAIMED] * 3, EventName.COMPLETED]
 
 
 async def test_a_lost_lease_lets_a_handler_past_the_boundary_run_on(
@@ -305,7 +310,7 @@ async def test_the_keeper_reconnects(jobs: DurableJobs, worker: Workers, spec: S
     assert (await handle.job()).lease_generation == 1
 
 
-async def test_an_ended_attempt_is_not_renewed(
+async def test_what_no_attempt_runs_is_not_renewed(
     jobs: DurableJobs, worker: Workers, spec: Specs, database_url: str
 ) -> None:
     """Only what the process still runs is renewed, never all rows of its worker id."""
@@ -321,12 +326,81 @@ async def test_an_ended_attempt_is_not_renewed(
         running = await handle.job()
         # A row of this very worker that none of its attempts runs, as after a claim whose reply never came.
         stray = await jobs.service.create_job(spec(lease_seconds=1.5))
-        claimed = await jobs.service.claim_job(
-            str(running.claimed_by), UUID(int=stray.job.id.int + 1), job_id=stray.job.id
-        )
-        assert claimed
+        assert await jobs.service.claim_job(str(running.claimed_by), uuid4(), job_id=stray.job.id)
         before = renewed(database_url, stray.job.id)
         await until_renewed(database_url, handle.id, times=3)
         assert renewed(database_url, stray.job.id) == before
         gate.go_on.set()
         await handle.result(timeout=20)
+
+
+@pytest.mark.xfail(strict=True, reason="what is held is listed before the wait for the tick, not after it")
+async def test_an_ended_attempt_is_not_renewed(
+    jobs: DurableJobs, worker: Workers, spec: Specs, database_url: str
+) -> None:
+    """An attempt that gave up leaves its lease to run out: not one tick more."""
+    ended = asyncio.Event()
+
+    async def script(job: JobContext, request: dict[str, Any]) -> Any:
+        ended.set()
+        raise LeaseLost("as far as the handler knows")
+
+    async with worker(Probe(script)):
+        handle = await jobs.create_job(spec(lease_seconds=6))
+        await asyncio.wait_for(ended.wait(), 20)
+        await asyncio.sleep(1.5)  # a tick and a half
+        (attempt,) = (await jobs.service.list_job_attempts(handle.id)).items
+        assert renewed(database_url, handle.id) == attempt.claimed_at
+
+
+@pytest.mark.xfail(strict=True, reason="an idle keeper's next tick, up to 1.7 s away, renews whatever is new by then")
+async def test_a_fresh_lease_is_renewed_after_a_sixth_of_it(
+    jobs: DurableJobs, worker: Workers, spec: Specs, database_url: str
+) -> None:
+    """Its claim has just set it: a job of two seconds with a lease of a minute costs no renewal."""
+    gate = Gate()
+
+    async def script(job: JobContext, request: dict[str, Any]) -> Any:
+        await gate.wait()
+        return {}
+
+    async with worker(Probe(script)):
+        handle = await jobs.create_job(spec(lease_seconds=60))
+        await gate.handler_came()
+        await asyncio.sleep(2)
+        (attempt,) = (await jobs.service.list_job_attempts(handle.id)).items
+        assert renewed(database_url, handle.id) == attempt.claimed_at
+        gate.go_on.set()
+        await handle.result(timeout=20)
+
+
+@pytest.mark.xfail(strict=True, reason="signal-with-start runs the closed workflow of the settled job once more")
+async def test_the_end_of_a_lost_attempt_starts_no_second_run(
+    jobs: DurableJobs,
+    worker: Workers,
+    spec: Specs,
+    temporal_client: Client,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Temporal gave the attempt up; its workflow has read the row and closed before the attempt comes to wake it."""
+    real, woken = Launcher.wake, asyncio.Event()
+
+    async def late(launcher: Launcher, job: Job) -> None:
+        await until_workflow(temporal_client, job.id, WorkflowExecutionStatus.COMPLETED)
+        await real(launcher, job)
+        woken.set()
+
+    monkeypatch.setattr(Launcher, "wake", late)
+
+    async def script(job: JobContext, request: dict[str, Any]) -> Any:
+        burn(2.5)
+        return {}
+
+    async with worker(Probe(script)):
+        handle = await jobs.create_job(spec(lease_seconds=1))
+        workflow = temporal_client.get_workflow_handle(workflow_id(handle.id))
+        first = (await workflow.describe()).run_id
+        await handle.result(timeout=20)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(woken.wait(), 10)
+        assert (await workflow.describe()).run_id == first

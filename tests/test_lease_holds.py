@@ -88,7 +88,7 @@ async def test_a_slow_renewal_loses_nothing(
         assert set(rival.refusals) == {ClaimRefusal.HELD}
         assert await handle.result(timeout=20) == {"sent": f"probe:{handle.id}"}
     assert provider.keys.count(f"probe:{handle.id}") == 1
-    assert await trail(jobs.service, handle.id, silent=True) == [
+    assert await trail(jobs.service, handle.id) == [
         EventName.CLAIMED,
         EventName.DISPATCHED,
         EventName.COMPLETED,

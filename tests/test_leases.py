@@ -111,7 +111,11 @@ async def test_a_renewal_under_cancellation_says_so_and_extends_all_the_same(
 async def test_no_lease_outlives_its_attempt(service: DurableJobService, spec: Specs) -> None:
     """Claim time + timeout + grace is the end, however often a wedged handler's process renews."""
     cap = timedelta(seconds=20 + GRACE)
-    for extend in (service.renew_lease, service.heartbeat, lambda c: service.mark_provider_dispatched(c, "key")):
+    for extend in (
+        service.renew_lease,
+        service.heartbeat,
+        lambda c: service.mark_provider_dispatched(c, "key", consequential=False),
+    ):
         claim = await claimed(service, spec(lease_seconds=60, timeout_seconds=20))
         (attempt,) = (await service.list_job_attempts(claim.job_id)).items
         await extend(claim)
@@ -251,7 +255,7 @@ async def test_a_late_holder_is_refused_across(
     await refused_everywhere(service, first)
     assert await service.renew_lease(second) is LeaseStatus.HELD
     await refused_everywhere(service, first)
-    await service.mark_provider_dispatched(second, f"key:{second.job_id}:2")
+    await service.mark_provider_dispatched(second, f"key:{second.job_id}:2", consequential=False)
     with pytest.raises(LeaseLost):
         await service.complete_job(first, {"by": "a"})
     await service.complete_job(second, {"by": "b"})

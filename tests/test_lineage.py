@@ -205,7 +205,6 @@ def ungoverned(name: str) -> FollowUp:
     return FollowUp(name=name, job_type="probe", payload={"n": 1}, governance=governance())
 
 
-@pytest.mark.xfail(strict=True, reason="the check of the pair raises pydantic's error: the completion is rolled back")
 async def test_a_governed_follow_up_of_nobody_undoes_no_completion(service: DurableJobService, spec: Specs) -> None:
     claim = await dispatched(service, spec())
     completion = await service.complete_job(claim, {"ok": True}, [ungoverned("next")])
@@ -221,7 +220,6 @@ class Ungoverned(Parent):
         return [ungoverned(name) for name in self.names]
 
 
-@pytest.mark.xfail(strict=True, reason="the check of the pair raises pydantic's error: it ends the whole sweep")
 async def test_a_governed_follow_up_of_nobody_stops_no_sweep(
     service: DurableJobService, spec: Specs, queue: str
 ) -> None:
@@ -235,7 +233,6 @@ async def test_a_governed_follow_up_of_nobody_stops_no_sweep(
     assert len(await children(service, fine.id)) == 1
 
 
-@pytest.mark.xfail(strict=True, reason="the check of the pair raises pydantic's error: the result of a send is lost")
 async def test_a_governed_follow_up_of_nobody_loses_no_result(jobs: DurableJobs, worker: Workers, spec: Specs) -> None:
     """Through a worker: the provider has answered, and the answer is kept."""
 
@@ -289,7 +286,6 @@ async def test_a_tampered_parent_passes_no_identity_on(service: DurableJobServic
         assert (born, parent.escalation_reason) == ([], "FOLLOW_UPS_FAILED: execution: is not an object")
 
 
-@pytest.mark.xfail(strict=True, reason="a parent's identity is passed on without being held against its row")
 async def test_a_parent_that_disagrees_with_its_row_passes_no_identity_on(
     service: DurableJobService, spec: Specs
 ) -> None:
@@ -308,7 +304,6 @@ async def test_a_parent_that_disagrees_with_its_row_passes_no_identity_on(
     assert found == {"organization_id": [], "project_id": []}
 
 
-@pytest.mark.xfail(strict=True, reason="a parent's identity is passed on without being held against its request digest")
 async def test_a_forged_parent_is_not_washed_clean(service: DurableJobService, spec: Specs) -> None:
     """What the parent's own dispatch would be refused for, its child would be admitted with."""
     claim = await dispatched(service, spec(execution=identity()))
@@ -342,7 +337,6 @@ async def test_a_handler_is_told_of_no_malformed_identity(jobs: DurableJobs, wor
     assert await identity_in_handler(jobs, worker, job) == [None]
 
 
-@pytest.mark.xfail(strict=True, reason="JobContext.identity is not held against the row")
 async def test_a_handler_is_told_of_no_identity_that_disagrees_with_the_row(
     jobs: DurableJobs, worker: Workers, spec: Specs
 ) -> None:

@@ -131,7 +131,6 @@ async def test_what_is_not_hosted_can_be_cancelled(
         await eventually(closed, "its workflow is closed")
 
 
-@pytest.mark.xfail(strict=True, reason="only a queued row is escalated; this one is left claimed for ever")
 async def test_an_expired_lease_of_what_is_not_hosted_reaches_an_operator(
     jobs: DurableJobs, temporal_client: Client, worker: Workers, spec: Specs, queue: str
 ) -> None:

@@ -64,7 +64,7 @@ async def test_a_completion(
         await eventually(written, "the fourth try")
         assert await handle.result(timeout=20) == {"sent": f"probe:{handle.id}"}
         await until_workflow(temporal_client, handle.id, WorkflowExecutionStatus.COMPLETED)
-    assert await trail(jobs.service, handle.id, silent=True) == [CLAIMED, DISPATCHED, COMPLETED]
+    assert await trail(jobs.service, handle.id) == [CLAIMED, DISPATCHED, COMPLETED]
     # The attempt knows its own success, whether it was told or not.
     assert "ACTIVITY_TASK_FAILED" not in await history_of(temporal_client, handle.id)
     job = await handle.job()
@@ -184,10 +184,10 @@ async def test_given_up_when_the_lease_is_gone(
         assert job.error is not None
         assert (job.status, job.error.code) == (JobStatus.INDETERMINATE, "LEASE_EXPIRED_AFTER_DISPATCH")
         assert [attempt.outcome for attempt in attempts] == ["lease_expired", JobStatus.INDETERMINATE]
-        assert await trail(jobs.service, job.id, silent=True) == [CLAIMED, DISPATCHED, EventName.INDETERMINATE]
+        assert await trail(jobs.service, job.id) == [CLAIMED, DISPATCHED, EventName.INDETERMINATE]
     else:
         assert [attempt.outcome for attempt in attempts] == ["lease_expired", "lease_expired", JobStatus.COMPLETED]
-        assert await trail(jobs.service, job.id, silent=True) == [CLAIMED, CLAIMED, CLAIMED, COMPLETED]
+        assert await trail(jobs.service, job.id) == [CLAIMED, CLAIMED, CLAIMED, COMPLETED]
 
 
 async def test_every_slot_through_an_outage(
@@ -214,7 +214,7 @@ async def test_every_slot_through_an_outage(
         results = await asyncio.gather(*(handle.result(timeout=30) for handle in handles))
     assert results == [{"sent": f"probe:{handle.id}"} for handle in handles]
     for handle in handles:
-        assert await trail(jobs.service, handle.id, silent=True) == [CLAIMED, DISPATCHED, COMPLETED]
+        assert await trail(jobs.service, handle.id) == [CLAIMED, DISPATCHED, COMPLETED]
         assert (await handle.job()).lease_generation == 1
     assert sorted(provider.keys) == sorted(f"probe:{handle.id}" for handle in handles)
 

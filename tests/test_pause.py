@@ -164,7 +164,6 @@ async def test_a_paused_job_can_be_cancelled(jobs: DurableJobs, worker: Workers,
     assert await handle.status() is JobStatus.CANCELLED
 
 
-@pytest.mark.xfail(strict=True, reason="only queued rows are listed, not those that wait to be reclaimed")
 async def test_a_resume_wakes_those_that_wait_to_be_reclaimed(
     jobs: DurableJobs, temporal_client: Client, worker: Workers, spec: Specs, queue: str
 ) -> None:

@@ -124,7 +124,6 @@ async def test_a_row_that_can_not_be_written_stops_no_other(
     assert await service.get_job(after.id) != after
 
 
-@pytest.mark.xfail(strict=True, reason="outside the task of its own that every other candidate has")
 @pytest.mark.parametrize("make", [uncertain, abandoned])
 async def test_a_row_that_nobody_hosts_and_that_can_not_be_written_stops_no_other(
     service: DurableJobService, spec: Specs, make: MakeRow
@@ -138,7 +137,6 @@ async def test_a_row_that_nobody_hosts_and_that_can_not_be_written_stops_no_othe
     assert sweep.summary.skipped["error"] == 1
 
 
-@pytest.mark.xfail(strict=True, reason="due rows are pushed out in one statement, which one row makes fail")
 async def test_a_row_that_can_not_be_written_stops_no_launch(
     service: DurableJobService, spec: Specs, queue: str
 ) -> None:
@@ -200,9 +198,7 @@ NO_FOLLOW_UPS = [
         pytest.param(
             wanted,
             id=name,
-            marks=pytest.mark.xfail(
-                strict=True, reason="only the listing is guarded, not what is listed: the completion is rolled back"
-            ),
+            marks=(),
         )
         for name, wanted in {"objects": [{"name": "mail"}], "a text": "mail"}.items()
     ),
@@ -229,7 +225,6 @@ async def test_follow_ups_that_are_none_undo_no_completion(
         assert after.escalation_reason.startswith("FOLLOW_UPS_FAILED: ")
 
 
-@pytest.mark.xfail(strict=True, reason="it comes wrapped in an ExceptionGroup")
 async def test_a_page_that_can_not_be_read_ends_the_sweep_as_it_says(
     service: DurableJobService, spec: Specs, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -215,7 +215,6 @@ async def test_a_batch_created_while_temporal_is_away(
     assert handler.calls == 3
 
 
-@pytest.mark.xfail(strict=True, reason="a launch by the client delays by the time from creation to schedule")
 async def test_launched_late_it_starts_when_due(
     jobs: DurableJobs, service: DurableJobService, worker: Workers, spec: Specs
 ) -> None:
@@ -229,7 +228,6 @@ async def test_launched_late_it_starts_when_due(
         await handle.result(timeout=1.5)
 
 
-@pytest.mark.xfail(strict=True, reason="a launch by the client delays by the time from creation to schedule")
 async def test_launched_again_in_its_backoff_it_starts_when_due(
     jobs: DurableJobs, worker: Workers, spec: Specs, temporal_client: Client
 ) -> None:

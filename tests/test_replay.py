@@ -46,8 +46,12 @@ class Stage:
     client: Client
     hosting: Callable[[Probe], AbstractAsyncContextManager[None]]
 
+    first_run: str = ""
+
     async def create(self, **overrides: Any) -> JobHandle:
-        return await self.jobs.create_job(self.spec(**({"payload": {"text": SECRET}} | overrides)))
+        handle = await self.jobs.create_job(self.spec(**({"payload": {"text": SECRET}} | overrides)))
+        self.first_run = (await self.client.get_workflow_handle(workflow_id(handle.id)).describe()).run_id
+        return handle
 
     async def cancel_in_temporal(self, handle: JobHandle) -> None:
         await self.client.get_workflow_handle(workflow_id(handle.id)).cancel()
@@ -286,7 +290,7 @@ async def test_runs_without_a_cache_and_replays(stage: Stage, name: str) -> None
     """State that the workflow keeps outside its history would show at the first task that starts from nothing."""
     play, closes_as = SHAPES[name]
     handle = await play(stage)
-    workflow = stage.client.get_workflow_handle(workflow_id(handle.id))
+    workflow = stage.client.get_workflow_handle(workflow_id(handle.id), run_id=stage.first_run)
     assert (await workflow.describe()).status is closes_as
     history = await workflow.fetch_history()
     for replayer in replayers():

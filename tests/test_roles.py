@@ -368,7 +368,6 @@ def test_the_service_role_deletes_nothing_of_a_job(site: Site) -> None:
             site.run(f"UPDATE {{s}}.{table} SET {column} = 'eve'", login=login)
 
 
-@pytest.mark.xfail(strict=True, reason="UPDATE is granted on every column, though no verb ever writes most of them")
 def test_the_service_role_rewrites_nothing_of_whose_work_a_job_is(site: Site) -> None:
     """What the roles keep others from, a hole in the service itself would have for the asking: what is written at
     creation alone needs no right to change."""
@@ -381,7 +380,6 @@ def test_the_service_role_rewrites_nothing_of_whose_work_a_job_is(site: Site) ->
     assert {row["attname"] for row in granted_} & (born_with | {"queue", "created_at"}) == set()
 
 
-@pytest.mark.xfail(strict=True, reason="the role may delete any job, settled or not, with its trail left behind")
 async def test_the_role_of_retention_deletes_no_unsettled_job(
     site: Site, served: DurableJobService, two_tenants: dict[str, list[UUID]]
 ) -> None:
@@ -391,7 +389,6 @@ async def test_the_role_of_retention_deletes_no_unsettled_job(
     assert deleted == []
 
 
-@pytest.mark.xfail(strict=True, reason="since PostgreSQL 16 who makes a role may not act as it, nor give it ownership")
 def test_a_user_that_may_make_roles_needs_not_be_a_superuser(durable_jobs_stack: DevStack) -> None:
     """As the administrator of a managed database is not."""
     with fresh_site(durable_jobs_stack) as site:
@@ -569,7 +566,6 @@ def test_no_side_channel_shows_a_row(site: Site, two_tenants: dict[str, list[UUI
             own.execute(f"SELECT id FROM {site.schema}.jobs".encode())
 
 
-@pytest.mark.xfail(strict=True, reason="enqueue notifies nobody at all; and would tell everybody which queue of whose")
 def test_a_notification_wakes_the_workers_and_tells_no_tenant(site: Site, two_tenants: dict[str, list[UUID]]) -> None:
     """LISTEN asks for no right: what is told there is told to every login of the database."""
     stranger = list(two_tenants)[1]

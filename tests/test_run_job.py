@@ -81,7 +81,6 @@ async def test_its_result(jobs: DurableJobs, hosting: Hosting, spec: Specs, temp
     assert handler.calls == 1
 
 
-@pytest.mark.xfail(strict=True, reason="the child is started without DurableJobQueue")
 async def test_its_workflow_is_found_by_the_same_attributes(
     jobs: DurableJobs, hosting: Hosting, spec: Specs, temporal_client: Client
 ) -> None:
@@ -163,7 +162,6 @@ async def test_a_job_that_somebody_else_runs_is_waited_for(
     assert handler.calls == 1
 
 
-@pytest.mark.xfail(strict=True, reason="a refused specification raises ActivityError, its cause the ApplicationError")
 async def test_a_refused_specification(
     jobs: DurableJobs, hosting: Hosting, spec: Specs, temporal_client: Client
 ) -> None:

@@ -82,7 +82,7 @@ async def test_before_the_boundary(jobs: DurableJobs, worker: Workers, spec: Spe
         await until(jobs.service, handle.id, JobStatus.CANCELLED)
         await until_workflow(temporal_client, handle.id, WorkflowExecutionStatus.CANCELED)
     assert provider.keys == []
-    assert await trail(jobs.service, handle.id, silent=True) == [EventName.CLAIMED, EventName.CANCELLED]
+    assert await trail(jobs.service, handle.id) == [EventName.CLAIMED, EventName.CANCELLED]
 
 
 async def test_past_the_boundary(jobs: DurableJobs, worker: Workers, spec: Specs, temporal_client: Client) -> None:

@@ -119,7 +119,6 @@ async def test_jobs_created_while_temporal_is_away(
     assert sorted(provider.keys) == sorted(f"probe:{handle.id}" for handle in handles[1:])
 
 
-@pytest.mark.xfail(strict=True, reason="its next check is as far away as if it had succeeded")
 async def test_a_launch_that_failed_is_soon_tried_again(
     jobs: DurableJobs, spec: Specs, worker: Workers, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,7 +152,6 @@ async def test_a_launch_that_failed_is_soon_tried_again(
         assert not await jobs.service.check_trail(job.id)
 
 
-@pytest.mark.xfail(strict=True, reason="nobody looks after the worker of the sweeps once it runs")
 async def test_sweeps_that_end_by_an_error_are_noticed(
     jobs: DurableJobs, spec: Specs, worker: Workers, monkeypatch: pytest.MonkeyPatch
 ) -> None:

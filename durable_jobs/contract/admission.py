@@ -47,6 +47,10 @@ def admission_reasons(job: Job, now: datetime) -> list[str]:
         return reasons + [str(problem) for problem in error.problems]
     if governance is not None:
         reasons += _governance_reasons(job, governance, now)
+    if not reasons:
+        submitted = read_execution_identity(job)
+        if submitted is not None and submitted.governance != (governance.digest if governance else None):
+            reasons.append(f"{GOVERNANCE}: is not what was submitted with the identity")
     if not reasons and not job.request_digest.startswith(SQL_DIGEST) and stored_digest(job) != job.request_digest:
         reasons.append(CHANGED_PAYLOAD)
     return reasons

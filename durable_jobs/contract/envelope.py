@@ -116,6 +116,8 @@ class ExecutionIdentity(_Lineage):
     organization: Text
     project: Text
     job: Text
+    governance: Text | None = None
+    """The digest of the governance envelope that was submitted with it."""
 
 
 class _Governed(_Input):
@@ -146,10 +148,11 @@ class GovernanceFacts(_Governed):
 
 
 def build_execution_envelope(
-    execution: ExecutionInput, *, organization: str, project: str, job_id: UUID
+    execution: ExecutionInput, *, organization: str, project: str, job_id: UUID, governance: str | None = None
 ) -> dict[str, Any]:
-    """The execution envelope: the typed input's lineage, and the record's own organization, project and id."""
-    row = {"organization": organization, "project": project, "job": str(job_id)}
+    """The execution envelope: the typed input's lineage, the record's own organization, project and id, and the digest
+    of the governance envelope beside it."""
+    row = {"organization": organization, "project": project, "job": str(job_id), "governance": governance}
     return _sealed(job_id, {"version": VERSION, **execution.model_dump(), **row})
 
 
@@ -171,12 +174,13 @@ def seal_payload(
 ) -> dict[str, Any]:
     """What is stored: the raw payload, which holds no reserved key, and the envelopes."""
     stored = dict(payload)
-    if execution is not None:
-        stored[EXECUTION] = build_execution_envelope(
-            execution, organization=organization, project=project, job_id=job_id
-        )
     if governance is not None:
         stored[GOVERNANCE] = build_governance_envelope(governance, job_id=job_id)
+    if execution is not None:
+        digest = stored[GOVERNANCE]["digest"] if governance is not None else None
+        stored[EXECUTION] = build_execution_envelope(
+            execution, organization=organization, project=project, job_id=job_id, governance=digest
+        )
     return stored
 
 

@@ -3,9 +3,11 @@
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
+from durable_jobs.contract.errors import FieldProblem
 from durable_jobs.contract.models import JobError
+from durable_jobs.contract.rules import text_problem, time_problem
 
 ResultT = TypeVar("ResultT")
 
@@ -54,3 +56,29 @@ class ProviderState(Generic[ResultT]):
     def unknown(cls, reason: str) -> "ProviderState[ResultT]":
         """The provider can't say."""
         return cls(ProviderAnswer.UNKNOWN, reason=reason)
+
+
+def state_problem(state: Any) -> FieldProblem | None:
+    """What keeps `state` from being what a provider said: rubbish is no answer. Its result apart."""
+    if not isinstance(state, ProviderState):
+        return FieldProblem("state", f"must be a ProviderState, not {type(state).__name__}")
+    answer, error, deadline = _untyped(state)
+    if not isinstance(answer, ProviderAnswer):
+        return FieldProblem("state.answer", "must be a ProviderAnswer")
+    if error is not None and not isinstance(error, JobError):
+        return FieldProblem("state.error", "must be a JobError")
+    texts: dict[str, Any] = {"state.reason": state.reason}
+    if error is not None:
+        texts |= {f"state.error.{name}": value for name, value in error.model_dump().items()}
+    for field, text in texts.items():
+        if text is not None and (not isinstance(text, str) or text_problem(text, 16_384)):
+            return FieldProblem(field, "must be text that can be stored")
+    if deadline is None:
+        return None
+    problem = time_problem(deadline) if isinstance(deadline, datetime) else "must be a time"
+    return FieldProblem("state.send_deadline", problem) if problem else None
+
+
+def _untyped(state: ProviderState[Any]) -> tuple[Any, Any, Any]:
+    """Its fields as whatever they are: a dataclass checks nothing."""
+    return state.answer, state.error, state.send_deadline

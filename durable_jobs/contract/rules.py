@@ -22,6 +22,7 @@ EARLIEST = datetime(2000, 1, 1, tzinfo=UTC)
 LATEST = datetime(2201, 1, 1, tzinfo=UTC)
 
 _LARGEST = 10**MAX_DIGITS
+_RETRY_SUFFIX = re.compile(r":retry-\d{1,10}\Z")
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 
 
@@ -45,6 +46,11 @@ def key_problem(value: str) -> str | None:
     if not value.isprintable() or not value.strip():
         return "must be printable characters, not all blank"
     return None
+
+
+def operation_key_problem(value: str) -> str | None:
+    """As `key_problem`, with room for what a later intent appends to a handler's key: `:retry-<n>`."""
+    return key_problem(_RETRY_SUFFIX.sub("", value) or value)
 
 
 def time_problem(value: datetime) -> str | None:

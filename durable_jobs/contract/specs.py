@@ -151,13 +151,19 @@ class JobSpec(_Submission):
         if self.governance is None:
             return problems
         if self.execution is None:
-            return [*problems, FieldProblem("governance", "goes with execution: whose work is it?")]
+            return [*problems, FieldProblem("governance", "governance goes with execution: whose work is it?")]
         for name in ("action_intent", "approval"):
             typed, governed = getattr(self.execution, name), getattr(self.governance, name)
             if typed is not None and typed != governed:
-                problems.append(FieldProblem(f"execution.{name}", f"{typed!r} is not governance.{name} {governed!r}"))
+                problems.append(
+                    FieldProblem(
+                        f"execution.{name}", f"execution.{name} {typed!r} is not governance.{name} {governed!r}"
+                    )
+                )
         if self.governance.expires_at <= self.governance.issued_at:
-            problems.append(FieldProblem("governance.expires_at", "must be after governance.issued_at"))
+            problems.append(
+                FieldProblem("governance.expires_at", "governance.expires_at must be after governance.issued_at")
+            )
         return problems
 
 

@@ -17,7 +17,7 @@ from durable_jobs.contract.errors import (
     RetryTransaction,
 )
 from durable_jobs.contract.models import Claim, ClaimOutcome, ClaimRefusal, Job, JobError, LeaseStatus
-from durable_jobs.contract.rules import key_problem
+from durable_jobs.contract.rules import operation_key_problem
 from durable_jobs.contract.states import EventName
 from durable_jobs.service.approvals import PostgresApprovals
 from durable_jobs.service.base import ServicePart, folded, require_json, require_text
@@ -84,18 +84,19 @@ class Claims(ServicePart):
             lambda own: self._store.renew(own, claim, grace_seconds=self.grace_seconds, details=details)
         )
 
-    async def mark_provider_dispatched(self, claim: Claim, operation_key: str, *, consequential: bool = False) -> Job:
+    async def mark_provider_dispatched(self, claim: Claim, operation_key: str, *, consequential: bool = True) -> Job:
         """Record the dispatch boundary, the point of no blind return: the time, the generation and the key.
 
-        To be called just before the provider is. Renews the lease and promotes to running. A `consequential` one is
-        admitted first, in the same transaction: its identity and governance as the row holds them now, and its
-        approval live, which is consumed with the mark; the decision leaves `admission_checked`.
+        To be called just before the provider is. Renews the lease and promotes to running. A `consequential` job, as all
+        are unless the caller says otherwise, is admitted first, in the same transaction: its identity and governance as
+        the row holds them now, and its approval live, which is consumed with the mark; the decision leaves
+        `admission_checked`.
 
         Raises `InvalidInput`; `LeaseLost` (also when the lease ran out unclaimed), `CancellationRequested`,
         `AlreadyDispatched` (by any generation of this intent), `OperationKeyConflict`, `AdmissionRefused`,
         `IllegalTransition`, `JobNotFound`. None of them wrote anything: nothing may be sent.
         """
-        if problem := key_problem(operation_key):
+        if problem := operation_key_problem(operation_key):
             raise InvalidInput([FieldProblem("operation_key", problem)])
 
         async def work(connection: AsyncConnection) -> Job:

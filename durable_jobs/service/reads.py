@@ -80,16 +80,15 @@ class Reads(ServicePart):
     async def list_job_attempts(
         self, job_id: UUID, *, organization: str | None = None, after: str | None = None, limit: int = MAX_PAGE
     ) -> Page[JobAttempt]:
-        """The job's attempts, by generation; none for another tenant's when `organization` is given.
-
-        Raises `InvalidInput`.
-        """
+        """The job's attempts, by generation. Raises as `list_job_events`."""
         limit = _limit(limit)
         attempts = await self.database.run(
             lambda own: self._store.list_attempts(
                 own, job_id, organization=organization, after=_cursor(after, int) or 0, limit=limit + 1
             )
         )
+        if not attempts and after is None:
+            await self.get_job(job_id, organization=organization)
         return _page(attempts, limit, "generation")
 
     async def append_job_event(self, job_id: UUID, name: str, actor: str, data: Mapping[str, Any]) -> JobEvent:

@@ -13,11 +13,11 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from durable_jobs.contract import reconciliation
 from durable_jobs.contract.decisions import escalate
-from durable_jobs.contract.errors import FieldProblem, InvalidInput, JobNotFound, NotResolvable
+from durable_jobs.contract.errors import InvalidInput, JobNotFound, NotResolvable
 from durable_jobs.contract.models import Job
-from durable_jobs.contract.provider import ProviderAnswer, ProviderState
+from durable_jobs.contract.provider import ProviderAnswer, ProviderState, state_problem
 from durable_jobs.contract.reconciliation import Judgement, ReconciliationPolicy
-from durable_jobs.contract.rules import json_problem, text_problem, time_problem
+from durable_jobs.contract.rules import json_problem
 from durable_jobs.contract.specs import FollowUp
 from durable_jobs.contract.states import JobStatus
 from durable_jobs.service.base import ServicePart, folded, require_json, require_keys, require_text
@@ -142,7 +142,7 @@ class Reconciliation(FollowUps, ServicePart):
         Raises `JobNotFound`, `NotResolvable` when the job is not indeterminate, `InvalidInput`.
         """
         require_text(source=source)
-        require_keys(organization=organization, project=project, operation_key=operation_key)
+        require_keys(organization=organization, project=project, operation_key=operation_key[:255])
         require_json("evidence", evidence)
         _require_state(state)
 
@@ -218,12 +218,8 @@ def _position(job: Job) -> tuple[Any, ...]:
 
 def _require_state(state: ProviderState[dict[str, Any]]) -> None:
     """Raises `InvalidInput` for a state that can't be what a provider said."""
-    problem: FieldProblem | None = None
-    if state.answer is ProviderAnswer.SUCCEEDED:
+    problem = state_problem(state)
+    if problem is None and state.answer is ProviderAnswer.SUCCEEDED:
         problem = json_problem(state.result, "state.result")
-    elif state.reason is not None and (text := text_problem(state.reason, 2048)):
-        problem = FieldProblem("state.reason", text)
-    elif state.send_deadline is not None and (text := time_problem(state.send_deadline)):
-        problem = FieldProblem("state.send_deadline", text)
     if problem:
         raise InvalidInput([problem])

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from durable_jobs.contract.errors import StoreUnavailable
 from durable_jobs.contract.models import Job
-from durable_jobs.contract.provider import ProviderAnswer, ProviderState
+from durable_jobs.contract.provider import ProviderAnswer, ProviderState, state_problem
 from durable_jobs.contract.reconciliation import Action, ReconciliationPolicy, classify
 from durable_jobs.contract.rules import json_problem, storable_text
 from durable_jobs.contract.specs import FollowUp
@@ -162,7 +162,7 @@ class Sweep:
         except (KeyboardInterrupt, SystemExit, asyncio.CancelledError, StoreUnavailable):
             raise
         except BaseException as error:  # a library's panic is none of Python's ordinary exceptions
-            problem = f"{type(error).__name__}: {error}"
+            problem = f"{type(error).__name__}: {storable_text(error, 1024)}"
             return await self.service.defer_lookup(job, problem, policy=self.policy, source=SOURCE)
         follow_ups, follow_up_problem = _follow_ups(handler, job, state)
         # `now` was read before the lookup began: a send deadline that it has passed, the lookup has too.
@@ -188,8 +188,8 @@ class Sweep:
         if asking.cancelled():
             raise Rubbish("the lookup cancelled itself")
         state = asking.result()
-        if not isinstance(state, ProviderState):
-            raise Rubbish(f"the lookup answered {type(state).__name__}, not a ProviderState")
+        if problem := state_problem(state):
+            raise Rubbish(str(problem))
         if state.answer is not ProviderAnswer.SUCCEEDED:
             return state
         result: Any = handler.dump_result(state.result)

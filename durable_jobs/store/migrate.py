@@ -2,7 +2,8 @@
 
 import re
 from pathlib import Path
-from urllib.parse import urlsplit, urlunsplit
+from threading import Lock
+from urllib.parse import urlsplit
 
 from alembic import command
 from alembic.config import Config
@@ -15,6 +16,8 @@ from durable_jobs.contract.errors import InvalidInput
 from durable_jobs.store.tables import SCHEMA
 
 _MIGRATIONS = Path(__file__).parent / "migrations"
+_ALEMBIC = Lock()
+"""Its context is one for the whole process."""
 _SCHEMA_NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}")
 
 
@@ -30,7 +33,7 @@ def driver_url(database_url: str) -> str:
     parts = urlsplit(database_url)
     if parts.scheme not in ("postgres", "postgresql", "postgresql+psycopg"):
         raise InvalidInput.at("database_url", "must begin with postgresql://")
-    url = urlunsplit(("postgresql+psycopg", *parts[1:]))
+    url = f"postgresql+psycopg{database_url[len(parts.scheme) :]}"
     try:
         make_url(url)
     except ArgumentError:
@@ -50,7 +53,7 @@ def migrate(database_url: str, *, schema: str = SCHEMA, roles: bool = False) -> 
     """
     config = _config()
     engine = create_engine(driver_url(database_url), poolclass=NullPool)
-    with engine.begin() as connection:
+    with _ALEMBIC, engine.begin() as connection:
         connection.execute(
             text("SELECT pg_advisory_xact_lock(hashtextextended(:name, 0))"), {"name": f"migrate {schema}"}
         )

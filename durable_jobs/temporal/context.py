@@ -8,16 +8,15 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from enum import Enum, auto
 from typing import Any
 
-from durable_jobs.contract.envelope import ExecutionIdentity, MalformedEnvelope, read_execution_identity
+from durable_jobs.contract.admission import trusted_identity
+from durable_jobs.contract.envelope import ExecutionIdentity, MalformedEnvelope
 from durable_jobs.contract.errors import (
     AdmissionRefused,
     AlreadyDispatched,
-    InvalidInput,
     LeaseLost,
     StoreUnavailable,
 )
 from durable_jobs.contract.models import Claim, Job, LeaseStatus
-from durable_jobs.contract.rules import text_problem
 from durable_jobs.handler import JobContext, JobHandler, ShadowPolicy
 from durable_jobs.service import DurableJobService
 from durable_jobs.temporal.keeper import HeldLease
@@ -25,8 +24,6 @@ from durable_jobs.temporal.keeper import HeldLease
 logger = logging.getLogger(__name__)
 
 MARK_TRIES = 4
-LONGEST_KEY = 240
-"""Of a handler's key: it must leave room for what a later intent appends."""
 SHADOW_SECONDS = 5.0
 
 
@@ -110,8 +107,6 @@ class AttemptContext(JobContext):
             raise AlreadyDispatched("one dispatch() per attempt: two provider calls are two jobs")
         if self._closed or self._lease.lost:
             raise LeaseLost(f"job {self.id}: the attempt of generation {self.generation} has ended")
-        if problem := text_problem(key, LONGEST_KEY):
-            raise InvalidInput.at("key", problem)
         self._dispatched = True
         self.boundary = Boundary.CROSSING
         operation_key = f"{key}:retry-{self.intent}" if self.intent else key
@@ -178,7 +173,7 @@ class AttemptContext(JobContext):
 def _identity(job: Job) -> ExecutionIdentity | None:
     """For the handler to read; whether it allows a dispatch is decided on the row, at the boundary."""
     try:
-        return read_execution_identity(job)
+        return trusted_identity(job)
     except MalformedEnvelope:
         return None
 

@@ -94,7 +94,7 @@ CREATE FUNCTION {s}.enqueue(
 ) RETURNS uuid LANGUAGE plpgsql AS $enqueue$
 #variable_conflict use_variable
 DECLARE
-    found {s}.jobs;
+    existing {s}.jobs;
     new_id uuid := {s}.new_job_id();
     born timestamptz := clock_timestamp();
     kind text := lower(job_type);
@@ -168,19 +168,19 @@ BEGIN
         PERFORM pg_notify('{s}_enqueued', md5(target));
         RETURN new_id;
     END IF;
-    SELECT j.* INTO found FROM {s}.jobs j
+    SELECT j.* INTO existing FROM {s}.jobs j
     WHERE j.organization_id = organization AND j.project_id = project AND j.idempotency_key = idempotency_key;
-    IF found.id IS NULL THEN
+    IF existing.id IS NULL THEN
         RAISE EXCEPTION 'the idempotency key is taken by a job that this transaction can''t see' USING ERRCODE = '40001';
     END IF;
-    IF found.queue <> target OR found.job_type <> kind OR found.payload - 'execution' - 'governance' <> payload
-        OR found.payload ? 'governance'
-        OR found.payload #>> '{execution,tenant}' IS DISTINCT FROM tenant
-        OR found.payload #>> '{execution,actor}' IS DISTINCT FROM actor
-        OR found.payload #>> '{execution,action_intent}' IS NOT NULL
+    IF existing.queue <> target OR existing.job_type <> kind OR existing.payload - 'execution' - 'governance' <> payload
+        OR existing.payload ? 'governance'
+        OR existing.payload #>> '{execution,tenant}' IS DISTINCT FROM tenant
+        OR existing.payload #>> '{execution,actor}' IS DISTINCT FROM actor
+        OR existing.payload #>> '{execution,action_intent}' IS NOT NULL
     THEN
-        RAISE EXCEPTION 'idempotency key % belongs to job %, which was another request', idempotency_key, found.id
+        RAISE EXCEPTION 'idempotency key % belongs to job %, which was another request', idempotency_key, existing.id
             USING ERRCODE = 'DJ005';
     END IF;
-    RETURN found.id;
+    RETURN existing.id;
 END $enqueue$;
