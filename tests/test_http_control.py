@@ -201,7 +201,12 @@ PROVIDER_WORDS: list[tuple[dict[str, Any], str, bool]] = [
     ({"state": "failed", "error": {"code": "DECLINED", "message": "card declined"}}, "failed", False),
     ({"state": "pending"}, "indeterminate", False),
     ({"state": "absent"}, "indeterminate", True),
-    ({"state": "absent", "send_deadline": "2001-01-01T00:00:00Z"}, "failed", False),
+    ({"state": "absent", "send_deadline": "2001-01-01T00:00:00Z"}, "indeterminate", True),
+    (
+        {"state": "absent", "send_deadline": "2001-01-01T00:00:00Z", "asked_at": "2001-01-02T00:00:00Z"},
+        "failed",
+        False,
+    ),
     ({"state": "unknown", "reason": "not kept so long"}, "indeterminate", True),
 ]
 

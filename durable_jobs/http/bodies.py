@@ -150,7 +150,7 @@ class ProviderError(_Body):
     message: str = Field(min_length=1, max_length=4096)
 
 
-_GOES_WITH = {"result": "succeeded", "error": "failed", "reason": "unknown", "send_deadline": "absent"}
+_GOES_WITH = {"result": "succeeded", "error": "failed", "reason": "unknown", "send_deadline": "absent", "asked_at": "absent"}
 
 
 class ProviderWord(_Body):
@@ -181,6 +181,8 @@ class ProviderWord(_Body):
     """With `unknown`."""
     send_deadline: Moment | None = None
     """With `absent`: the provider itself refuses the key after this time."""
+    asked_at: Moment | None = None
+    """With `absent`: when the provider looked. Without it the answer proves nothing."""
 
     @model_validator(mode="after")
     def _fitting(self) -> Self:

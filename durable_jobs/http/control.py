@@ -91,6 +91,7 @@ async def record_provider_state(body: ProviderWord, who: Who, api: TheApi) -> Jo
             who.actor,
             organization=who.organization,
             project=project,
+            asked_at=body.asked_at,
         )
     except InvalidInput as error:
         raise InvalidInput(

@@ -87,7 +87,7 @@ class Claims(ServicePart):
     async def mark_provider_dispatched(self, claim: Claim, operation_key: str, *, consequential: bool = True) -> Job:
         """Record the dispatch boundary, the point of no blind return: the time, the generation and the key.
 
-        To be called just before the provider is. Renews the lease and promotes to running. A `consequential` job, as all
+        To be called just before the provider is. Renews the lease, promotes to running. A `consequential` job, as all
         are unless the caller says otherwise, is admitted first, in the same transaction: its identity and governance as
         the row holds them now, and its approval live, which is consumed with the mark; the decision leaves
         `admission_checked`.
