@@ -123,7 +123,7 @@ class DurableJobs:
         await self.service.resume_queue(queue, job_type, actor=actor, reason=reason, organization=organization)
         woken = 0
         last: Job | None = None
-        while page := await self.service.list_claimable(queue, job_type, after=last):
+        while page := await self.service.list_claimable(queue, job_type, organization=organization, after=last):
             await self._each(JobHandle.wake, [self.handle(job.id) for job in page])
             woken, last = woken + len(page), page[-1]
         return woken
@@ -264,5 +264,5 @@ class JobHandle:
 
     async def _workflow_closed(self) -> None:
         handle = self._launcher.client.get_workflow_handle(workflow_id(self.id))
-        with contextlib.suppress(WorkflowFailureError, RPCError):
+        with contextlib.suppress(WorkflowFailureError, RPCError, RuntimeError):  # a lazy client can't connect
             await handle.result()

@@ -21,7 +21,7 @@ from pydantic import (
 from temporalio.envconfig import ClientConfig
 
 from durable_jobs.contract.errors import FieldProblem, InvalidInput
-from durable_jobs.contract.rules import identifier_problem
+from durable_jobs.contract.rules import hosted_queue_problem
 from durable_jobs.contract.specs import Identifier, Queue
 from durable_jobs.service.base import DEFAULT_GRACE_SECONDS
 from durable_jobs.service.registry import HEARTBEAT_SECONDS, STALE_SECONDS
@@ -53,9 +53,8 @@ def _mapped(value: object) -> object:
 
 def _hosted(queue: str) -> str:
     """A queue, or an organization's isolated one: `<queue>@<organization>`."""
-    for part in queue.split("@", 1):
-        if problem := identifier_problem(part):
-            raise ValueError(problem)
+    if problem := hosted_queue_problem(queue):
+        raise ValueError(problem)
     return queue
 
 

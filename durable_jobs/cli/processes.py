@@ -25,7 +25,10 @@ def serve(
         if missing.name not in {"fastapi", "uvicorn", "prometheus_client"}:
             raise
         fail(as_json, "HTTP_MISSING", "the API is an extra; install it with: pip install 'durable-jobs[http]'")
-    run(_settings(as_json, http_host=host, http_port=port))
+    try:
+        run(_settings(as_json, http_host=host, http_port=port))
+    except InvalidSettings as error:
+        fail(as_json, error.code, error.message, exit_code=2)
 
 
 def worker(

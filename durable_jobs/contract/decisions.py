@@ -22,6 +22,7 @@ from durable_jobs.contract.models import Claim, Job, JobError
 from durable_jobs.contract.states import TERMINAL_EVENT, EventName, JobStatus
 
 MAX_BACKOFF_SECONDS = 3600.0
+MIN_BACKOFF_SECONDS = 0.001
 FREE_RELEASES = 10
 LAUNCH_CHECK_SECONDS = 30
 """How long after a job becomes claimable the launch sweep first looks whether its workflow runs."""
@@ -44,7 +45,7 @@ class Change:
 
 def backoff_seconds(base: float, attempt: int) -> float:
     """`min(base · 2^(attempt-1), 3600)`, the exponent clamped first so that no attempt number overflows."""
-    return min(base * 2.0 ** min(max(attempt, 1) - 1, 64), MAX_BACKOFF_SECONDS)
+    return max(min(base * 2.0 ** min(max(attempt, 1) - 1, 64), MAX_BACKOFF_SECONDS), MIN_BACKOFF_SECONDS)
 
 
 def require_holder(job: Job, claim: Claim) -> None:
@@ -93,7 +94,7 @@ def requeue(
 ) -> Change:
     """Back to queued. A job whose cancellation is requested is cancelled instead."""
     if job.cancel_requested_at is not None:
-        return cancelled(job, actor=actor, now=now, attempt=attempt, **columns)
+        return cancelled(job, actor=actor, now=now, attempt=attempt | {"outcome": JobStatus.CANCELLED}, **columns)
     columns = {
         "status": JobStatus.QUEUED,
         "lease_id": None,

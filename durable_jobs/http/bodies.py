@@ -22,6 +22,12 @@ def _moment(value: object) -> datetime:
     return datetime.fromisoformat(value)
 
 
+def _operation_key(value: str) -> str:
+    if problem := rules.operation_key_problem(value):
+        raise ValueError(problem)
+    return value
+
+
 Name = Annotated[str, StringConstraints(pattern=f"^{rules.IDENTIFIER.pattern}$")]
 """Of a project, queue or job type."""
 TypeName = Annotated[Name, AfterValidator(str.lower)]
@@ -30,6 +36,7 @@ StoredQueue = Annotated[str, StringConstraints(pattern=f"^{rules.IDENTIFIER.patt
 Moment = Annotated[Time, BeforeValidator(_moment, json_schema_input_type=datetime)]
 Short = Annotated[Text, Field(min_length=1, max_length=rules.MAX_KEY_CHARACTERS)]
 """Printable, not blank."""
+OperationKey = Annotated[str, AfterValidator(_operation_key), Field(min_length=1)]
 Object = dict[str, Any]
 Cursor = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,18}$")]
 
@@ -150,7 +157,13 @@ class ProviderError(_Body):
     message: str = Field(min_length=1, max_length=4096)
 
 
-_GOES_WITH = {"result": "succeeded", "error": "failed", "reason": "unknown", "send_deadline": "absent", "asked_at": "absent"}
+_GOES_WITH = {
+    "result": "succeeded",
+    "error": "failed",
+    "reason": "unknown",
+    "send_deadline": "absent",
+    "asked_at": "absent",
+}
 
 
 class ProviderWord(_Body):
@@ -167,7 +180,7 @@ class ProviderWord(_Body):
         }
     )
 
-    operation_key: Short
+    operation_key: OperationKey
     state: Literal["succeeded", "failed", "pending", "absent", "unknown"]
     project: Name | None = None
     """By default that of the token, which then is for one project alone."""

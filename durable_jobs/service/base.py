@@ -62,12 +62,12 @@ class ServicePart:
         return await self.database.run(work, control=control)
 
 
-def require_text(**values: str) -> None:
+def require_text(**values: object) -> None:
     """Each value is text of 1 to 2,048 storable characters. Raises `InvalidInput` naming the ones that aren't."""
     problems = []
     for field, value in values.items():
-        if not value.strip():
-            problems.append(FieldProblem(field, "must not be empty"))
+        if not isinstance(value, str) or not value.strip():
+            problems.append(FieldProblem(field, "must be text, not empty"))
         elif problem := text_problem(value, 2048):
             problems.append(FieldProblem(field, problem))
     if problems:

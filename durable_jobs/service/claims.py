@@ -13,8 +13,8 @@ from durable_jobs.contract.errors import (
     AdmissionRefused,
     FieldProblem,
     InvalidInput,
+    LeaseLost,
     OperationKeyConflict,
-    RetryTransaction,
 )
 from durable_jobs.contract.models import Claim, ClaimOutcome, ClaimRefusal, Job, JobError, LeaseStatus
 from durable_jobs.contract.rules import operation_key_problem
@@ -106,7 +106,7 @@ class Claims(ServicePart):
             if not applied:
                 # Raised in here, so that an approval consumed for it is given back.
                 refusal = mark_refusal(job, claim, now)
-                raise refusal or RetryTransaction(f"job {job.id}: the mark lost a race; repeat it")
+                raise refusal or LeaseLost(f"job {job.id}: the time of generation {claim.generation} is up")
             return job
 
         try:

@@ -247,11 +247,19 @@ class Control(ServicePart):
         return await self.database.run(work, control=True)
 
     async def list_claimable(
-        self, queue: str, job_type: str | None = None, *, after: Job | None = None, limit: int = 500
+        self,
+        queue: str,
+        job_type: str | None = None,
+        *,
+        organization: str | None = None,
+        after: Job | None = None,
+        limit: int = 500,
     ) -> list[Job]:
         """A page of the queue's due jobs in claim order, after `after`: those to wake on a resume."""
         return await self.database.run(
-            lambda own: self._sweeps.claimable(own, queue, (job_type or "").lower(), after=after, limit=limit),
+            lambda own: self._sweeps.claimable(
+                own, queue, (job_type or "").lower(), organization=organization, after=after, limit=limit
+            ),
             control=True,
         )
 

@@ -120,6 +120,8 @@ class Outcomes(FollowUps, ServicePart):
         confirmation, a JSON object kept as evidence, and else `indeterminate`. Raises as `fail_job`."""
         if provider_confirmed is not None:
             require_json("provider_confirmed", provider_confirmed)
+            if not provider_confirmed:
+                raise InvalidInput.at("provider_confirmed", "must not be empty: it is the evidence")
         return await self._decided(
             claim.job_id,
             lambda job, now: decisions.acknowledge_cancellation(

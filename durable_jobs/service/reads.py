@@ -103,7 +103,8 @@ class Reads(ServicePart):
         if name not in INFORMATIVE:
             raise UnknownEvent.at("name", f"{name!r} records a change of the job: the verb that makes it leaves it")
         require_text(actor=actor)
-        require_json("data", dict(data))
+        data = dict(data)
+        require_json("data", data)
         return await self.database.run(lambda own: self._store.append_event(own, job_id, EventName(name), actor, data))
 
     async def check_trail(self, job_id: UUID) -> list[str]:

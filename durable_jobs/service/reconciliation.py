@@ -17,7 +17,7 @@ from durable_jobs.contract.errors import InvalidInput, JobNotFound, NotResolvabl
 from durable_jobs.contract.models import Job
 from durable_jobs.contract.provider import ProviderAnswer, ProviderState, state_problem
 from durable_jobs.contract.reconciliation import Judgement, ReconciliationPolicy
-from durable_jobs.contract.rules import json_problem
+from durable_jobs.contract.rules import json_problem, time_problem
 from durable_jobs.contract.specs import FollowUp
 from durable_jobs.contract.states import JobStatus
 from durable_jobs.service.base import ServicePart, folded, require_json, require_keys, require_text
@@ -145,6 +145,8 @@ class Reconciliation(FollowUps, ServicePart):
         require_keys(organization=organization, project=project, operation_key=operation_key[:255])
         require_json("evidence", evidence)
         _require_state(state)
+        if asked_at is not None and (problem := time_problem(asked_at)):
+            raise InvalidInput.at("asked_at", problem)
 
         async def work(connection: AsyncConnection) -> Job:
             job_id = await self._sweeps.by_operation_key(connection, organization, project, operation_key)
@@ -161,7 +163,7 @@ class Reconciliation(FollowUps, ServicePart):
                 policy=policy or ReconciliationPolicy(),
                 source=source,
                 evidence=evidence,
-                began=asked_at,
+                began=min(asked_at, now) if asked_at is not None else None,
                 now=now,
             )
             if judgement.bookkeeping is not None:

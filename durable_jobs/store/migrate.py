@@ -41,6 +41,11 @@ def driver_url(database_url: str) -> str:
     return url
 
 
+def libpq_url(url: str) -> str:
+    """An SQLAlchemy URL as psycopg itself takes it."""
+    return f"postgresql{url[len(urlsplit(url).scheme) :]}"
+
+
 def migrate(database_url: str, *, schema: str = SCHEMA, roles: bool = False) -> str:
     """Create `schema` if need be, bring it to the newest revision, and return that revision.
 

@@ -33,7 +33,7 @@ SELECT id, organization_id, project_id, queue, job_type, payload::jsonb, idempot
     0, COALESCE(scheduled_at, now), now, now, 0, false, 0,
     GREATEST(COALESCE(scheduled_at, now), now) + make_interval(secs => %(launch_check_seconds)s)
 FROM asked, clock
-ORDER BY organization_id, project_id, idempotency_key  -- unsorted bulk inserts deadlock
+ORDER BY organization_id COLLATE "C", project_id COLLATE "C", idempotency_key COLLATE "C"  -- unsorted ones deadlock
 ON CONFLICT (organization_id, project_id, idempotency_key) DO NOTHING
 RETURNING *
 """
@@ -60,6 +60,7 @@ changed AS (
     FROM judged g JOIN {s}.job_attempts t ON t.job_id = g.id AND t.generation = g.lease_generation
     WHERE j.id = g.id AND {holder}
         AND g.lease_expires_at > g.now AND g.cancel_requested_at IS NULL AND g.dispatched_at IS NULL
+        AND t.claimed_at + make_interval(secs => g.timeout_seconds + %(grace_seconds)s) > g.now
     RETURNING j.*
 ), attempt AS (
     UPDATE {s}.job_attempts a SET dispatched_at = c.dispatched_at, operation_key = c.operation_key

@@ -96,6 +96,7 @@ CLAIMABLE = """
 SELECT j.* FROM {s}.jobs j WHERE j.queue = %(queue)s
     AND (j.status = 'queued' AND j.scheduled_at <= statement_timestamp() OR {expired})
     AND (%(job_type)s = '' OR j.job_type = %(job_type)s)
+    AND (%(organization)s::text IS NULL OR j.organization_id = %(organization)s)
     AND (%(priority)s::int IS NULL OR (-j.priority, j.scheduled_at, j.created_at, j.id)
         > (-%(priority)s::int, %(scheduled_at)s::timestamptz, %(created_at)s::timestamptz, %(id)s::uuid))
 ORDER BY j.priority DESC, j.scheduled_at, j.created_at, j.id LIMIT %(limit)s
@@ -235,13 +236,20 @@ class SweepStore:
         return [row["id"] for row in rows]
 
     async def claimable(
-        self, connection: AsyncConnection, queue: str, job_type: str, *, after: Job | None, limit: int
+        self,
+        connection: AsyncConnection,
+        queue: str,
+        job_type: str,
+        *,
+        organization: str | None,
+        after: Job | None,
+        limit: int,
     ) -> list[Job]:
         """A page of the queue's due jobs in claim order, after `after`."""
         position = {
             name: getattr(after, name) if after else None for name in ("priority", "scheduled_at", "created_at", "id")
         }
-        parameters = {"queue": queue, "job_type": job_type, "limit": limit, **position}
+        parameters = {"queue": queue, "job_type": job_type, "organization": organization, "limit": limit, **position}
         return [job_of(row) for row in await self._rows(connection, CLAIMABLE, parameters)]
 
     async def workers(self, connection: AsyncConnection) -> list[WorkerRecord]:

@@ -11,7 +11,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from urllib.parse import urlsplit
 from uuid import UUID
 
 import psycopg
@@ -19,6 +18,7 @@ import psycopg
 from durable_jobs.contract.models import Claim, Job
 from durable_jobs.store.database import BEGIN, CONNECT_ARGS
 from durable_jobs.store.jobs import renewal
+from durable_jobs.store.migrate import libpq_url
 from durable_jobs.store.statements import RENEW, RENEW_ALL, statement
 from durable_jobs.store.sweeps import BEAT, SweepStore
 
@@ -62,7 +62,7 @@ class LeaseKeeper:
     """Renews every held lease each sixth of the shortest one. `hold` and `drop` from the event loop."""
 
     def __init__(self, database_url: str, schema: str, worker_id: str, grace_seconds: float) -> None:
-        self._url = urlsplit(database_url)._replace(scheme="postgresql").geturl()
+        self._url = libpq_url(database_url)
         self._sql = statement(RENEW, schema, **RENEW_ALL)
         self._beat_sql = SweepStore(schema).sql(BEAT)
         self._worker_id = worker_id

@@ -8,12 +8,12 @@ import asyncio
 import hashlib
 import logging
 from collections.abc import Awaitable, Callable
-from urllib.parse import urlsplit
 
 import psycopg
 
 from durable_jobs.contract.errors import DurableJobsError
 from durable_jobs.store.database import CONNECT_ARGS
+from durable_jobs.store.migrate import libpq_url
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ class EnqueueListener:
     """Calls `launch` when a job was enqueued on `queue`, and after each reconnection, for what may have been missed."""
 
     def __init__(self, database_url: str, schema: str, queue: str, launch: Callable[[], Awaitable[int]]) -> None:
-        self._url = urlsplit(database_url)._replace(scheme="postgresql").geturl()
+        self._url = libpq_url(database_url)
         self._channel = f"{schema}_enqueued"
         self._payload = hashlib.md5(queue.encode(), usedforsecurity=False).hexdigest()
         self._launch = launch

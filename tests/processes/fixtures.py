@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-import subprocess
+import signal
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
@@ -17,6 +17,7 @@ from temporalio.client import Client
 from temporalio.service import RPCError
 
 from durable_jobs import DurableJobs, DurableJobService, JobSpec
+from durable_jobs._processes import ServerProcess
 from durable_jobs.dev import DevStack
 from durable_jobs.temporal.schedule import schedule_id
 from examples.research.handler import ResearchProvider
@@ -28,14 +29,16 @@ from tests.processes.worker import NEVER, Probe
 @pytest.fixture(scope="session")
 def provider_url() -> Iterator[str]:
     """The address of a provider process, the same for the whole run: operation keys are unique to their job."""
-    with tempfile.TemporaryDirectory(prefix="durable-jobs-provider-") as folder:
-        command = [sys.executable, "-m", "examples.research.provider", "--database", str(Path(folder) / "ledger")]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdout is not None
-            try:
-                yield process.stdout.readline().split()[-1]
-            finally:
-                process.kill()
+    with tempfile.TemporaryDirectory(prefix="durable-jobs-provider-") as name:
+        folder = Path(name)
+        command = [sys.executable, "-m", "examples.research.provider", "--database", str(folder / "ledger.sqlite3")]
+        server = ServerProcess("provider", command, folder / "log", stop_signal=signal.SIGTERM)
+        server.start()
+        try:
+            server.wait_until(lambda: "listening on" in server.log.read_text())
+            yield server.log.read_text().split()[-1]
+        finally:
+            server.stop(signal.SIGKILL)
 
 
 @pytest_asyncio.fixture
@@ -69,6 +72,8 @@ async def scene(
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
             env=environment | {"PROBE_FAULT": fault, "PROBE_GRACE_SECONDS": str(grace_seconds)},
+            # A session of its own: nothing that is sent to the group of the tests reaches it, nor the other way round.
+            start_new_session=True,
         )
         started.append(WorkerProcess(process))
         await started[-1].says("is polling")

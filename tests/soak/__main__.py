@@ -231,7 +231,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=500, help="to submit; follow-ups come on top")
     parser.add_argument("--workers", type=int, default=3, help="processes")
     parser.add_argument("--seconds", type=float, default=90, help="under faults")
-    parser.add_argument("--limit", type=float, default=200, help="seconds for all to be settled after the faults")
+    parser.add_argument("--limit", type=float, default=300, help="seconds for all to be settled after the faults")
     parser.add_argument("--seed", type=int, default=None, help="of jobs and faults; drawn if not given")
     parser.add_argument("--keep", action="store_true", help="keep the logs and the servers' data")
     arguments = parser.parse_args()
