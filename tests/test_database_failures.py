@@ -291,7 +291,7 @@ async def test_an_exhausted_pool(database_url: str, spec: Specs) -> None:
         with pytest.raises(StoreUnavailable):
             await service.create_job(spec())
         # Operators get through: their verbs have a pool of their own.
-        assert await service.pause_queue("nobody's", actor="ann", reason="to see whether it works")
+        assert await service.pause_queue("idle-queue", actor="ann", reason="to see whether it works")
         done.set()
         await hogging
         assert (await service.create_job(spec())).created
@@ -312,5 +312,5 @@ async def test_connections_that_die_idle(service: DurableJobService, spec: Specs
         await asyncio.to_thread(end_sessions, database_url)
         assert (await service.create_job(spec())).created
         await asyncio.to_thread(end_sessions, database_url)
-        assert await service.pause_queue("nobody's", actor="ann", reason="to see whether it works")
-        assert await service.resume_queue("nobody's", actor="ann", reason="it does")
+        assert await service.pause_queue("idle-queue", actor="ann", reason="to see whether it works")
+        assert await service.resume_queue("idle-queue", actor="ann", reason="it does")

@@ -334,7 +334,6 @@ async def test_what_no_attempt_runs_is_not_renewed(
         await handle.result(timeout=20)
 
 
-@pytest.mark.xfail(strict=True, reason="what is held is listed before the wait for the tick, not after it")
 async def test_an_ended_attempt_is_not_renewed(
     jobs: DurableJobs, worker: Workers, spec: Specs, database_url: str
 ) -> None:
@@ -353,7 +352,6 @@ async def test_an_ended_attempt_is_not_renewed(
         assert renewed(database_url, handle.id) == attempt.claimed_at
 
 
-@pytest.mark.xfail(strict=True, reason="an idle keeper's next tick, up to 1.7 s away, renews whatever is new by then")
 async def test_a_fresh_lease_is_renewed_after_a_sixth_of_it(
     jobs: DurableJobs, worker: Workers, spec: Specs, database_url: str
 ) -> None:
@@ -374,7 +372,6 @@ async def test_a_fresh_lease_is_renewed_after_a_sixth_of_it(
         await handle.result(timeout=20)
 
 
-@pytest.mark.xfail(strict=True, reason="signal-with-start runs the closed workflow of the settled job once more")
 async def test_the_end_of_a_lost_attempt_starts_no_second_run(
     jobs: DurableJobs,
     worker: Workers,

@@ -52,7 +52,7 @@ WHOSE = {name: LINEAGE[name] for name in ("tenant", "actor", "trace")}
 def inherited(parent: Job, child: Job, **overrides: Any) -> Json:
     """The identity that `child` must have, in full."""
     lineage: Json = dict.fromkeys(LINEAGE) | WHOSE | {"parent_job": str(parent.id)}
-    row = {"organization": "acme", "project": "alpha", "job": str(child.id), "version": 1}
+    row = {"organization": "acme", "project": "alpha", "job": str(child.id), "version": 1, "governance": None}
     return lineage | row | overrides
 
 
@@ -265,7 +265,7 @@ async def finished(service: DurableJobService, claim: Claim) -> tuple[Job, list[
 
 async def test_a_tampered_parent_passes_no_identity_on(service: DurableJobService, spec: Specs) -> None:
     """Each field in turn, changed, removed or added: no child, and an operator is told which field."""
-    fields = ("version", *LINEAGE, "organization", "project", "job")
+    fields = ("version", *LINEAGE, "organization", "project", "job", "governance")
     for name in (*fields, "extra", "seals"):
         for value in ("globex", None, 2):
             claim = await dispatched(service, spec(execution=identity(**LINEAGE | {"approval": None})))

@@ -235,10 +235,11 @@ class Smuggles:
             return await workflow.execute_activity(
                 messages.CREATE_JOB, json.dumps(spec), start_to_close_timeout=timedelta(seconds=20)
             )
-        except ActivityError as error:
-            if not isinstance(error.cause, ApplicationError):
+        except (ActivityError, ApplicationError) as error:
+            cause = error.cause if isinstance(error, ActivityError) else error
+            if not isinstance(cause, ApplicationError):
                 raise
-            return {"type": error.cause.type, "non_retryable": error.cause.non_retryable, "said": error.cause.message}
+            return {"type": cause.type, "non_retryable": cause.non_retryable, "said": cause.message}
 
 
 REFUSED_IN_A_WORKFLOW = {

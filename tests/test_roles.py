@@ -176,7 +176,7 @@ def test_the_roles_are_no_logins_and_have_no_powers(site: Site) -> None:
 # Per table: what the service, the tenant and the retention role may do; the owner may do all.
 R, RW, RA, RD = "r", "rwa", "ra", "rd"
 RIGHTS: dict[str, tuple[str, str, str]] = {
-    "jobs": (RW, R, RD),
+    "jobs": (RA, R, RD),  # and columns: see below
     "job_attempts": (RW, R, RD),
     "job_events": (RA, R, RD),
     "control_events": (RA, "", ""),
@@ -188,6 +188,12 @@ RIGHTS: dict[str, tuple[str, str, str]] = {
 }
 PRIVILEGES = {"r": "SELECT", "a": "INSERT", "w": "UPDATE", "d": "DELETE"}
 BEYOND = ("TRUNCATE", "REFERENCES", "TRIGGER")
+ROLES = ("owner", "service", "tenant", "retention")
+BORN_WITH = {
+    *("id", "organization_id", "project_id", "queue", "job_type", "payload", "idempotency_key"),
+    *("request_digest", "created_at"),
+}
+"""What is written at a job's creation alone: whose it is, and what it was to do."""
 
 
 def test_each_role_may_do_what_it_must_and_no_more(site: Site) -> None:
@@ -213,14 +219,15 @@ def test_each_role_may_do_what_it_must_and_no_more(site: Site) -> None:
         " FROM pg_attribute, aclexplode(attacl) a JOIN pg_class c ON true"
         " WHERE c.oid = attrelid AND c.relnamespace = '{s}'::regnamespace"
     )
-    assert columns == [
-        {
-            "table": f"{site.schema}.jobs",
-            "attname": "updated_at",
-            "role": site.role("retention"),
-            "privilege_type": "UPDATE",
-        }
-    ]
+    assert {(each["table"], each["privilege_type"]) for each in columns} == {(f"{site.schema}.jobs", "UPDATE")}
+    by_role = {role: {each["attname"] for each in columns if each["role"] == site.role(role)} for role in ROLES}
+    born_with = BORN_WITH | {"max_attempts", "backoff_base_seconds", "lease_seconds", "timeout_seconds"}
+    assert by_role == {
+        "service": set(Job.model_fields) - born_with,
+        "retention": {"updated_at"},
+        "tenant": set(),
+        "owner": set(),
+    }
 
 
 def test_the_schema_and_its_objects_are_the_owners(site: Site) -> None:
@@ -376,8 +383,7 @@ def test_the_service_role_rewrites_nothing_of_whose_work_a_job_is(site: Site) ->
         " AND has_column_privilege(%s, attrelid, attname, 'UPDATE')",
         site.role("service"),
     )
-    born_with = {"id", "organization_id", "project_id", "payload", "idempotency_key", "request_digest", "job_type"}
-    assert {row["attname"] for row in granted_} & (born_with | {"queue", "created_at"}) == set()
+    assert {row["attname"] for row in granted_} & BORN_WITH == set()
 
 
 async def test_the_role_of_retention_deletes_no_unsettled_job(

@@ -178,7 +178,7 @@ async def test_sweeps_that_end_by_an_error_are_noticed(
                 async def swept() -> bool:
                     return (await jobs.service.get_job(claim.job_id)).escalated_at is not None
 
-                await eventually(swept, "a sweep", timeout=8)
+                await eventually(swept, "a sweep", timeout=20)
     finally:
         for task in failed:
             task.exception()

@@ -93,8 +93,9 @@ async def test_no_read_crosses(service: DurableJobService, spec: Specs, queue: s
         # A job of another tenant and one that never was are told apart by nothing.
         assert str(hidden.value).replace(str(job.id), "?") == str(unknown.value).replace(str(unknown_id), "?")
         assert (await service.get_job(job.id, organization=name)).id == job.id
-        assert (await service.list_job_events(job.id, organization=stranger)).items == []
-        assert (await service.list_job_attempts(job.id, organization=stranger)).items == []
+        for read in (service.list_job_events, service.list_job_attempts):
+            with pytest.raises(JobNotFound):
+                await read(job.id, organization=stranger)
         assert len((await service.list_job_events(job.id, organization=name)).items) == 3
         assert len((await service.list_job_attempts(job.id, organization=name)).items) == 1
         assert {each.id for each in (await service.list_jobs(organization=name)).items} == mine[name]

@@ -7,7 +7,7 @@ from typing import Any, Generic, TypeVar
 
 from durable_jobs.contract.errors import FieldProblem
 from durable_jobs.contract.models import JobError
-from durable_jobs.contract.rules import text_problem, time_problem
+from durable_jobs.contract.rules import storable_text, text_problem, time_problem
 
 ResultT = TypeVar("ResultT")
 
@@ -54,8 +54,8 @@ class ProviderState(Generic[ResultT]):
 
     @classmethod
     def unknown(cls, reason: str) -> "ProviderState[ResultT]":
-        """The provider can't say."""
-        return cls(ProviderAnswer.UNKNOWN, reason=reason)
+        """The provider can't say; the reason is for the operator."""
+        return cls(ProviderAnswer.UNKNOWN, reason=storable_text(reason, 1024))
 
 
 def state_problem(state: Any) -> FieldProblem | None:

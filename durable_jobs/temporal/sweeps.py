@@ -61,7 +61,8 @@ class SweepActivities:
         if job.escalated_at is not None:
             await self._escalations(job)
         try:
-            await self._launcher.wake(job)
+            # A settled job's workflow is told if it runs; signal-with-start would open one that has closed.
+            await (self._launcher.nudge(job) if job.status.is_settled else self._launcher.wake(job))
             for follow_up in handled.follow_ups:
                 await self._launcher.start(follow_up)
         except RPCError as error:
