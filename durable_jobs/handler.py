@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar, cast, get_args, get_origin
 from uuid import UUID
 
-from pydantic import BaseModel, TypeAdapter
+from pydantic import TypeAdapter
+from pydantic_core import to_jsonable_python
 
 from durable_jobs.contract.envelope import ExecutionIdentity
 from durable_jobs.contract.models import Job, LeaseStatus
@@ -138,6 +139,9 @@ class JobHandler(ABC, Generic[RequestT, ResultT]):
 
         Raises what pydantic raises for what it can't dump.
         """
-        if isinstance(result, BaseModel):
-            return result.model_dump(mode="json")
-        return {} if result is None else self._result.dump_python(cast("ResultT", result), mode="json", warnings=False)
+        if result is None:
+            return {}
+        if self._result_is_json and isinstance(result, dict):
+            return result
+        # Not the adapter's own dump: it writes NaN as null, and a figure would be gone in silence.
+        return to_jsonable_python(result, inf_nan_mode="constants")

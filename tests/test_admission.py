@@ -49,7 +49,6 @@ ADMISSION_CHECKED, COMPLETED = EventName.ADMISSION_CHECKED, EventName.COMPLETED
 NO_IDENTITY = "execution: missing; a consequential job needs an execution identity"
 CHANGED = "payload: was changed after creation, as request_digest tells"
 OTHER_FACTS = "governance: is not what was submitted with the identity"
-GOVERNANCE = "governance"
 
 
 class Sends(ConsequentialProbe):
@@ -224,10 +223,7 @@ TAMPERED: dict[str, tuple[Tamper, str]] = {
     "intent, digested anew": (reseal_digest(action_intent="payout"), OTHER_FACTS),
     "approval, digested anew": (reseal_digest(approval=None), OTHER_FACTS),
     "expiry, digested anew": (reseal_digest(expires_at=LATER), OTHER_FACTS),
-    "governance taken away": (
-        lambda job, other: {k: v for k, v in job.payload.items() if k != GOVERNANCE},
-        OTHER_FACTS,
-    ),
+    "facts taken away": (lambda job, other: {k: v for k, v in job.payload.items() if k != "governance"}, OTHER_FACTS),
     "job, digested anew": (reseal_digest(job=str(uuid4())), "governance.job: "),
 }
 """What was done to the row behind the service's back, and how the reason begins."""

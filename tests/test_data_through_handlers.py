@@ -302,6 +302,46 @@ async def test_a_models_result_that_cannot_be_stored(
     assert job.error.message.startswith("result.value: must be finite")
 
 
+class Loose(BaseModel):
+    values: dict[str, Any]
+
+
+@dataclass
+class LooseData:
+    values: Any
+
+
+class Looses(JobHandler[dict[str, Any], Any]):
+    job_type = "probe"
+    consequential = False
+
+    async def run(self, job: JobContext, request: dict[str, Any]) -> Any:
+        values = {"cells": [1.0, math.nan]}
+        return Loose(values=values) if request["as"] == "model" else LooseData(values)
+
+
+@pytest.mark.parametrize("kind", ["model", "dataclass"])
+@pytest.mark.xfail(strict=True, reason="pydantic dumps a NaN in an untyped field as null")
+async def test_a_nan_in_an_untyped_field_of_a_result(
+    jobs: DurableJobs, worker: Workers, spec: Specs, kind: str
+) -> None:
+    """Case 30 of the catalogue, of the kind "data": refused, never stored as something else."""
+    async with worker(Looses()):
+        handle = await jobs.create_job(spec(payload={"as": kind}))
+        job = await until(jobs.service, handle.id, JobStatus.FAILED, JobStatus.COMPLETED)
+    assert job.error is not None
+    assert job.error.code == "RESULT_NOT_STORABLE"
+    assert job.error.message.startswith("result.values.cells[1]: must be finite")
+
+
+@pytest.mark.xfail(strict=True, reason="pydantic dumps a NaN in an untyped field as null")
+def test_a_nan_in_an_untyped_field_of_a_payload(spec: Specs) -> None:
+    """Case 30 of the catalogue, of the kind "data": refused, never stored as something else."""
+    with pytest.raises(InvalidJob) as refused:
+        spec(payload=Loose(values={"cells": [1.0, math.nan]}))
+    assert [problem.field for problem in refused.value.problems] == ["payload.values.cells[1]"]
+
+
 async def test_a_models_result_is_stored_as_json(jobs: DurableJobs, worker: Workers, spec: Specs) -> None:
     async with worker(Readings()):
         handle = await jobs.create_job(spec(payload={"at": NOON.isoformat(), "value": 1.5}))

@@ -160,20 +160,23 @@ def test_a_spec_names_the_field_of_the_input(spec: Specs) -> None:
     ]
 
 
-EXPIRY = ("governance.expires_at", "must be after governance.issued_at")
+EXPIRY = ("governance.expires_at", "governance.expires_at must be after governance.issued_at")
 PAIRS: dict[str, tuple[Json, tuple[str, str]]] = {
-    "governance alone": ({"governance": governance()}, ("governance", "goes with execution: whose work is it?")),
+    "governance alone": (
+        {"governance": governance()},
+        ("governance", "governance goes with execution: whose work is it?"),
+    ),
     "another intent": (
         {"execution": identity(action_intent="payout"), "governance": governance()},
-        ("execution.action_intent", "'payout' is not governance.action_intent 'refund'"),
+        ("execution.action_intent", "execution.action_intent 'payout' is not governance.action_intent 'refund'"),
     ),
     "another approval": (
         {"execution": identity(approval="grant-2"), "governance": governance()},
-        ("execution.approval", "'grant-2' is not governance.approval 'grant-1'"),
+        ("execution.approval", "execution.approval 'grant-2' is not governance.approval 'grant-1'"),
     ),
     "an approval that the facts don't name": (
         {"execution": identity(approval="grant-2"), "governance": governance(approval=None)},
-        ("execution.approval", "'grant-2' is not governance.approval None"),
+        ("execution.approval", "execution.approval 'grant-2' is not governance.approval None"),
     ),
     "expires as it is issued": (
         {"execution": identity(), "governance": governance(issued_at=ISSUED, expires_at=ISSUED)},
