@@ -24,8 +24,9 @@ demo: $(READY) ## real jobs through Temporal and Postgres, with a worker killed 
 dev: $(READY) ## Postgres and a Temporal server with its UI, until Ctrl-C
 	$(BIN)/durable-jobs dev
 
+# Most tests wait for servers rather than for a core: four processes, each with servers of its own.
 test: $(READY) ## the test suite, against real servers
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n 4 --dist loadfile $(ARGS)
 
 soak: $(READY) ## many jobs over three workers while processes and servers die, and all invariants; ARGS="--seed 7"
 	$(BIN)/python -m tests.soak $(ARGS)
