@@ -25,11 +25,13 @@ async def test_temporals_spans_join_the_jobs_trace(
     config["interceptors"] = [TracingInterceptor(tracer)]
     traced = Client(**config)
     plugin = DurableJobsPlugin(database_url, [Sends()], grace_seconds=1)
-    async with Worker(traced, task_queue=queue, plugins=[plugin]):
-        async with await DurableJobs.connect(database_url, traced) as jobs:
-            with tracer.start_as_current_span("submit") as span:
-                handle = await jobs.create_job(spec(execution=ExecutionInput(tenant="acme-eu", actor="ada")))
-            await handle.result(timeout=30)
+    async with (
+        Worker(traced, task_queue=queue, plugins=[plugin]),
+        await DurableJobs.connect(database_url, traced) as jobs,
+    ):
+        with tracer.start_as_current_span("submit") as span:
+            handle = await jobs.create_job(spec(execution=ExecutionInput(tenant="acme-eu", actor="ada")))
+        await handle.result(timeout=30)
     expected = trace.format_trace_id(span.get_span_context().trace_id)
     identity = read_execution_identity(await service.get_job(handle.id))
     assert identity is not None
