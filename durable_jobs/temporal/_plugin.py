@@ -16,6 +16,7 @@ from typing import Any
 from temporalio.client import Client
 from temporalio.common import VersioningBehavior
 from temporalio.plugin import SimplePlugin
+from temporalio.service import RPCError
 from temporalio.worker import ReplayerConfig, Worker, WorkerConfig
 
 from durable_jobs.contract.errors import DurableJobsError, InvalidInput
@@ -39,6 +40,8 @@ logger = logging.getLogger(__name__)
 
 SWEEP_SLOTS = 4
 LONGEST_PAUSE_SECONDS = 30.0
+SCHEDULE_TIMEOUT_SECONDS = 10.0
+SCHEDULE_EVERY_SECONDS = 600.0
 SWEEP_POOL_SIZE = 8
 SHUTDOWN_ALLOWANCE = timedelta(seconds=15)
 """What Temporal's own shutdown timeout leaves beyond the grace period, to write the outcomes."""
@@ -149,7 +152,8 @@ class _Host(JobActivities):
         self._sweep_database = Database(plugin.database_url, schema=plugin.schema, pool_size=SWEEP_POOL_SIZE)
         self._sweeper: Worker | None = None
         self._sweeping: asyncio.Task[None] | None = None
-        self._stopping = False
+        self._keeping_schedule: asyncio.Task[None] | None = None
+        self._stopped = asyncio.Event()
         launcher = Launcher(client)
         super().__init__(
             worker_id,
@@ -175,7 +179,7 @@ class _Host(JobActivities):
         )
 
     async def start(self) -> None:
-        """Raises `StoreUnavailable`, `SchemaMissing` on a database that was not migrated, or Temporal's `RPCError`."""
+        """Raises `StoreUnavailable`, or `SchemaMissing` on a database that was not migrated."""
         self.running = True
         await self._database.check()
         await self._service.register_worker(
@@ -187,15 +191,33 @@ class _Host(JobActivities):
             job_types=sorted(self.plugin.handlers),
             organizations=self.plugin.organizations,
         )
-        await ensure_schedule(self._client, self._queue, self.plugin.reconcile_every)
+        made = await self._schedule()
+        self._keeping_schedule = asyncio.create_task(self._keep_schedule(SCHEDULE_EVERY_SECONDS if made else 1.0))
         self._keeper.start()
         self._sweeping = asyncio.create_task(self._keep_sweeping())
         self._listener.start()
 
+    async def _schedule(self) -> bool:
+        """Make or update the queue's schedule; False when Temporal would not now: jobs run all the same."""
+        try:
+            async with asyncio.timeout(SCHEDULE_TIMEOUT_SECONDS):
+                await ensure_schedule(self._client, self._queue, self.plugin.reconcile_every)
+        except (RPCError, TimeoutError) as error:
+            logger.warning("The schedule of queue %s could not be made now, and is tried again: %r", self._queue, error)
+            return False
+        return True
+
+    async def _keep_schedule(self, pause: float) -> None:
+        """Look after the schedule: one that could not be made, or was deleted, is made later."""
+        while True:
+            await asyncio.sleep(pause)
+            made = await self._schedule()
+            pause = SCHEDULE_EVERY_SECONDS if made else min(pause * 2, LONGEST_PAUSE_SECONDS)
+
     async def _keep_sweeping(self) -> None:
         """Run the worker of the sweeps, again and again while the jobs' own runs."""
         pause = 1.0
-        while not self._stopping:
+        while not self._stopped.is_set():
             self._sweeper = Worker(
                 self._client,
                 task_queue=reconciliation_queue(self._queue),
@@ -207,11 +229,14 @@ class _Host(JobActivities):
                 await self._sweeper.run()
             except Exception:
                 logger.exception("The sweeps of queue %s stopped, and start again in %g s", self._queue, pause)
-                await asyncio.sleep(pause)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._stopped.wait(), pause)
                 pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
 
     async def stop(self) -> None:
-        self._stopping = True
+        self._stopped.set()
+        if self._keeping_schedule is not None:
+            self._keeping_schedule.cancel()
         await self._listener.stop()
         if self._sweeping is not None:
             if self._sweeper is not None:

@@ -10,6 +10,7 @@ from temporalio import activity
 from temporalio.service import RPCError
 
 from durable_jobs.contract.decisions import LAUNCH_CHECK_SECONDS
+from durable_jobs.contract.errors import DurableJobsError
 from durable_jobs.contract.reconciliation import ReconciliationPolicy
 from durable_jobs.contract.states import JobStatus
 from durable_jobs.contract.summary import SweepSummary
@@ -96,7 +97,8 @@ class SweepActivities:
                     await self._launcher.wake(job)
             except RPCError as error:
                 logger.warning("Job %s: its workflow could not be launched now: %s", job.id, error)
-                await self._service.check_launch_soon(job.id, LAUNCH_CHECK_SECONDS)
+                with contextlib.suppress(DurableJobsError):  # else at the time that was set as it was taken
+                    await self._service.check_launch_soon(job.id, LAUNCH_CHECK_SECONDS)
 
     def all(self) -> list[Any]:
         """The activities to register with the worker."""
