@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar, cast, get_args, get_origin
 from uuid import UUID
 
-from pydantic import TypeAdapter
+from pydantic import BaseModel, TypeAdapter
 from pydantic_core import to_jsonable_python
 
 from durable_jobs.contract.envelope import ExecutionIdentity
+from durable_jobs.contract.errors import NotStorable
 from durable_jobs.contract.models import Job, LeaseStatus
 from durable_jobs.contract.provider import ProviderState
-from durable_jobs.contract.rules import encode_json
+from durable_jobs.contract.rules import encode_json, finite_problem
 from durable_jobs.contract.specs import FollowUp
 
 RequestT = TypeVar("RequestT")
@@ -137,11 +138,13 @@ class JobHandler(ABC, Generic[RequestT, ResultT]):
     def dump_result(self, result: object) -> object:
         """What is stored of a handler's result: the JSON form of whatever pydantic dumps, an empty object for None.
 
-        Raises what pydantic raises for what it can't dump.
+        Raises `NotStorable` for a NaN or an infinity in a model, and what pydantic raises for what it can't dump.
         """
         if result is None:
             return {}
         if self._result_is_json and isinstance(result, dict):
             return result
+        if isinstance(result, BaseModel) and (problem := finite_problem(result.model_dump(), "result")):
+            raise NotStorable([problem])
         # Not the adapter's own dump: it writes NaN as null, and a figure would be gone in silence.
         return to_jsonable_python(result, inf_nan_mode="constants")

@@ -331,7 +331,6 @@ class LooseDatas(JobHandler[dict[str, Any], LooseData]):
 
 
 @pytest.mark.parametrize("handler", [Looses(), LooseDatas()], ids=["a model", "a dataclass"])
-@pytest.mark.xfail(strict=True, reason="pydantic dumps a NaN in an untyped field as null")
 async def test_a_nan_in_an_untyped_field_of_a_result(
     jobs: DurableJobs, worker: Workers, spec: Specs, handler: JobHandler[Any, Any]
 ) -> None:
@@ -344,7 +343,6 @@ async def test_a_nan_in_an_untyped_field_of_a_result(
     assert job.error.message.startswith("result.values.cells[1]: must be finite")
 
 
-@pytest.mark.xfail(strict=True, reason="pydantic dumps a NaN in an untyped field as null")
 def test_a_nan_in_an_untyped_field_of_a_payload(spec: Specs) -> None:
     """Case 30 of the catalogue, of the kind "data": refused, never stored as something else."""
     with pytest.raises(InvalidJob) as refused:

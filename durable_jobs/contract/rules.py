@@ -87,6 +87,20 @@ def json_problem(value: object, root: str) -> FieldProblem | None:
     return None if size <= MAX_JSON_BYTES else FieldProblem(root, f"must be at most {MAX_JSON_BYTES} bytes, is {size}")
 
 
+def finite_problem(value: object, root: str) -> FieldProblem | None:
+    """The first NaN or infinity in what is yet to be dumped as JSON: pydantic would write some of them as null."""
+    stack: list[tuple[object, tuple[str | int, ...]]] = [(value, (root,))]
+    while stack:
+        node, path = stack.pop()
+        if isinstance(node, float) and not math.isfinite(node):
+            return FieldProblem(field_path(path), "must be finite")
+        if isinstance(node, dict):
+            stack.extend((child, (*path, str(key))) for key, child in node.items())
+        elif isinstance(node, list | tuple):
+            stack.extend((child, (*path, index)) for index, child in enumerate(node))
+    return None
+
+
 def _node_problem(node: object, depth: int) -> str | None:
     if node is None or isinstance(node, bool):
         return None

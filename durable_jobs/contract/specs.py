@@ -42,7 +42,11 @@ def _queue_problem(value: str) -> str | None:
 
 
 def _json_ready(payload: object) -> object:
-    return payload.model_dump(mode="json") if isinstance(payload, BaseModel) else payload
+    if not isinstance(payload, BaseModel):
+        return payload
+    if problem := rules.finite_problem(payload.model_dump(), "payload"):
+        raise InvalidJob([problem])
+    return payload.model_dump(mode="json")
 
 
 Identifier = Annotated[str, _checked(rules.identifier_problem)]
