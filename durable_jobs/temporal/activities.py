@@ -150,7 +150,8 @@ class JobActivities:
     async def _wake(self, job_id: UUID) -> None:
         """Temporal lost this attempt, and its workflow waits on the row alone: tell it that the attempt has ended."""
         try:
-            await self._launcher.wake(await self._service.get_job(job_id))
+            job = await self._service.get_job(job_id)
+            await (self._launcher.nudge(job) if job.status.is_settled else self._launcher.wake(job))
         except (RPCError, DurableJobsError) as error:
             logger.info("Job %s: its workflow will look by itself: %s", job_id, error)
 

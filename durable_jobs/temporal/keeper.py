@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 RENEWALS_PER_LEASE = 6
 WORKER_HEARTBEAT_SECONDS = 10.0
 RECONNECT_SECONDS = 1.0
+NEVER = float("inf")
 
 
 class HeldLease:
@@ -100,17 +101,19 @@ class LeaseKeeper:
 
     def _run(self) -> None:
         connection: psycopg.Connection | None = None
-        renewal_due = beat_due = time.monotonic()
+        beat_due = time.monotonic()
+        renewal_due = NEVER
         while not self._stopped:
-            with self._lock:
-                held = list(self._held.values())
+            held = self._snapshot()
             tick = min((lease.lease_seconds for lease in held), default=WORKER_HEARTBEAT_SECONDS) / RENEWALS_PER_LEASE
-            # Woken by a new lease: it may be the shortest. Its claim has just set it, so it is not due yet.
-            renewal_due = min(renewal_due, time.monotonic() + tick)
+            # A new lease may be the shortest. Its claim has just set it, so it is not due before its own sixth.
+            renewal_due = min(renewal_due, time.monotonic() + tick) if held else NEVER
             if self._stirred.wait(max(0.0, min(renewal_due, beat_due) - time.monotonic())):
                 self._stirred.clear()
                 continue
             now = time.monotonic()
+            # Those still held: an attempt that ended meanwhile is not renewed once more.
+            held = self._snapshot()
             try:
                 if connection is None or connection.closed:
                     connection = psycopg.connect(self._url, autocommit=True, **CONNECT_ARGS)
@@ -126,9 +129,13 @@ class LeaseKeeper:
                 _close(connection)
                 connection = None
                 # A database that comes back is not met by a storm of connections.
-                renewal_due = max(renewal_due, now + min(tick, RECONNECT_SECONDS))
-                beat_due = max(beat_due, renewal_due)
+                pause = now + min(tick, RECONNECT_SECONDS)
+                renewal_due, beat_due = (max(due, pause) for due in (renewal_due, beat_due))
         _close(connection)
+
+    def _snapshot(self) -> list[HeldLease]:
+        with self._lock:
+            return list(self._held.values())
 
     def _renew(self, connection: psycopg.Connection, held: list[HeldLease]) -> None:
         asked_at = time.monotonic()
