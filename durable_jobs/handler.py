@@ -112,7 +112,8 @@ class JobHandler(ABC, Generic[RequestT, ResultT]):
                     cls._request = TypeAdapter(request)
                 if not isinstance(result, TypeVar):
                     cls._result = TypeAdapter(result)
-                    cls._result_is_json = result in (Any, dict, dict[str, Any])
+                    # A dict is stored as it is, unless its values are declared to be something else than JSON.
+                    cls._result_is_json = get_origin(result) is not dict or result == dict[str, Any]
 
     @abstractmethod
     async def run(self, job: JobContext, request: RequestT) -> ResultT:

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 from temporalio.client import Client, WorkflowExecutionStatus
 from temporalio.service import RPCError, RPCStatusCode
-from temporalio.worker import Worker
 
 from durable_jobs import DurableJobs, JobContext, JobHandle, JobStatus
 from durable_jobs.dev import DevStack
@@ -24,7 +23,6 @@ from tests.conftest import Specs, Workers
 from tests.probes import Gate, Probe, Provider, eventually, execute, until, workflow_status
 from tests.processes.harness import Scene
 from tests.servers import own_servers, scratch_folder
-from tests.support import ERROR, dispatched
 
 pytest_plugins = ["tests.processes.fixtures"]
 
@@ -150,38 +148,6 @@ async def test_a_launch_that_failed_is_soon_tried_again(
         (wait,) = execute(database_url, "SELECT launch_check_at - clock_timestamp() FROM durable_jobs.jobs")
         assert wait[0] is None or wait[0] < timedelta(minutes=1)
         assert not await jobs.service.check_trail(job.id)
-
-
-async def test_sweeps_that_end_by_an_error_are_noticed(
-    jobs: DurableJobs, spec: Specs, worker: Workers, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Temporal goes away as the second worker, that of the sweeps, starts: it comes back, or the whole worker ends."""
-    failed: list[asyncio.Task[Any]] = []
-    run = Worker._run
-
-    async def fails_once(self: Worker) -> None:
-        if failed or not self.task_queue.endswith(".reconciliation"):
-            return await run(self)
-        task = asyncio.current_task()
-        assert task is not None
-        failed.append(task)
-        self._shutdown_complete_event.set()  # as the SDK does when the server can't be reached
-        raise RuntimeError("Worker validation failed")
-
-    monkeypatch.setattr(Worker, "_run", fails_once)
-    try:
-        with contextlib.suppress(RuntimeError):
-            async with worker(Probe(done), reconcile_every=OFTEN):
-                claim = await dispatched(jobs.service, spec())
-                await jobs.service.mark_indeterminate(claim, ERROR)
-
-                async def swept() -> bool:
-                    return (await jobs.service.get_job(claim.job_id)).escalated_at is not None
-
-                await eventually(swept, "a sweep", timeout=20)
-    finally:
-        for task in failed:
-            task.exception()
 
 
 async def done(job: JobContext, request: dict[str, Any]) -> Any:

@@ -1,5 +1,6 @@
 """The command `durable-jobs`. Needs the extra `cli`."""
 
+import os
 import sys
 
 
@@ -11,4 +12,10 @@ def main() -> None:
         if missing.name not in {"rich", "typer"}:
             raise
         sys.exit("the command line is an extra; install it with: pip install 'durable-jobs[cli]'")
-    app()
+    try:
+        app()
+    except SystemExit as end:
+        # The SDK's threads can abort an interpreter that takes itself down around them: the exit code would be lost.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(end.code if isinstance(end.code, int) else int(end.code is not None))

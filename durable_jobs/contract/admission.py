@@ -1,6 +1,6 @@
 """Whether a consequential job may be dispatched, decided on its row as it stands. Pure. Any reason means no."""
 
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from durable_jobs.contract.digest import request_digest
 from durable_jobs.contract.envelope import (
@@ -16,8 +16,6 @@ from durable_jobs.contract.envelope import (
 )
 from durable_jobs.contract.models import Job
 
-CLOCK_SKEW = timedelta(minutes=5)
-"""How far an issuer's clock may be ahead of the database's."""
 CHANGED_PAYLOAD = "payload: was changed after creation, as request_digest tells"
 
 
@@ -89,8 +87,6 @@ def _governance_reasons(job: Job, governance: GovernanceFacts, now: datetime) ->
         reasons.append(f"{GOVERNANCE}.digest: does not match the facts")
     if governance.job != str(job.id):
         reasons.append(f"{GOVERNANCE}.job: {governance.job!r} is not the row's {str(job.id)!r}")
-    if governance.issued_at > now + CLOCK_SKEW:
-        reasons.append(f"{GOVERNANCE}.issued_at: {governance.issued_at.isoformat()} has not come yet")
     if governance.expires_at <= now:
         reasons.append(f"{GOVERNANCE}.expires_at: expired at {governance.expires_at.isoformat()}")
     return reasons

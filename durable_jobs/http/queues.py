@@ -111,7 +111,7 @@ async def list_queues(who: Who, api: TheApi) -> Queues:
     return Queues(items=[QueueView.of(each) for each in await _overview(api, who)])
 
 
-@operating.post("/queues/{queue:path}/pause", responses=documented(413, 415))
+@operating.post("/queues/{queue:path}/pause", responses=documented(404, 413, 415))
 async def pause_queue(queue: Annotated[StoredQueue, Path()], body: QueueSwitch, who: Who, api: TheApi) -> Switched:
     """Stop the claims of the organization's jobs on a queue, or there of one type. Attempts in hand go on."""
     who.require_whole_organization()
@@ -121,7 +121,7 @@ async def pause_queue(queue: Annotated[StoredQueue, Path()], body: QueueSwitch, 
     return Switched(queue=queue, type=body.type, paused=True, changed=changed, woken=0)
 
 
-@operating.post("/queues/{queue:path}/resume", responses=documented(413, 415))
+@operating.post("/queues/{queue:path}/resume", responses=documented(404, 413, 415))
 async def resume_queue(queue: Annotated[StoredQueue, Path()], body: QueueSwitch, who: Who, api: TheApi) -> Switched:
     """Lift the organization's own pause, and wake its due jobs in their order. A deployer's pause stands."""
     who.require_whole_organization()
