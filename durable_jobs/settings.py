@@ -9,7 +9,6 @@ from ipaddress import IPv6Address, ip_address
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
-    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -21,7 +20,7 @@ from pydantic import (
 from temporalio.envconfig import ClientConfig
 
 from durable_jobs.contract.errors import FieldProblem, InvalidInput
-from durable_jobs.contract.rules import hosted_queue_problem
+from durable_jobs.contract.rules import checked, hosted_queue_problem
 from durable_jobs.contract.specs import Identifier, Queue
 from durable_jobs.service.base import DEFAULT_GRACE_SECONDS
 from durable_jobs.service.registry import HEARTBEAT_SECONDS, STALE_SECONDS
@@ -51,14 +50,8 @@ def _mapped(value: object) -> object:
     return {key.strip().lower(): queue.strip() for key, _, queue in pairs}
 
 
-def _hosted(queue: str) -> str:
-    """A queue, or an organization's isolated one: `<queue>@<organization>`."""
-    if problem := hosted_queue_problem(queue):
-        raise ValueError(problem)
-    return queue
-
-
-HostedQueue = Annotated[str, AfterValidator(_hosted)]
+HostedQueue = Annotated[str, checked(hosted_queue_problem)]
+"""A queue, or an organization's isolated one: `<queue>@<organization>`."""
 
 
 class Settings(BaseModel):

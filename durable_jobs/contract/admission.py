@@ -51,7 +51,7 @@ def admission_reasons(job: Job, now: datetime) -> list[str]:
         submitted = read_execution_identity(job)
         if submitted is not None and submitted.governance != (governance.digest if governance else None):
             reasons.append(f"{GOVERNANCE}: is not what was submitted with the identity")
-    if not reasons and not job.request_digest.startswith(SQL_DIGEST) and stored_digest(job) != job.request_digest:
+    if not reasons and _payload_changed(job):
         reasons.append(CHANGED_PAYLOAD)
     return reasons
 
@@ -74,9 +74,14 @@ def trusted_identity(job: Job) -> ExecutionIdentity | None:
         return None
     if reasons := validate_execution_identity_for_dispatch(job):
         raise MalformedEnvelope.at(EXECUTION, "; ".join(reasons))
-    if not job.request_digest.startswith(SQL_DIGEST) and stored_digest(job) != job.request_digest:
+    if _payload_changed(job):
         raise MalformedEnvelope.at(EXECUTION, CHANGED_PAYLOAD)
     return identity
+
+
+def _payload_changed(job: Job) -> bool:
+    """Whether the row holds something else than was submitted; of a row made in SQL only the database can tell."""
+    return not job.request_digest.startswith(SQL_DIGEST) and stored_digest(job) != job.request_digest
 
 
 def _governance_reasons(job: Job, governance: GovernanceFacts, now: datetime) -> list[str]:

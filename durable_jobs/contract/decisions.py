@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
+from durable_jobs.contract.backoff import doubled
 from durable_jobs.contract.errors import (
     AlreadyDispatched,
     CancellationRequested,
@@ -44,8 +45,8 @@ class Change:
 
 
 def backoff_seconds(base: float, attempt: int) -> float:
-    """`min(base · 2^(attempt-1), 3600)`, the exponent clamped first so that no attempt number overflows."""
-    return max(min(base * 2.0 ** min(max(attempt, 1) - 1, 64), MAX_BACKOFF_SECONDS), MIN_BACKOFF_SECONDS)
+    """`min(base · 2^(attempt-1), 3600)`, whatever the attempt number."""
+    return max(doubled(base, attempt, MAX_BACKOFF_SECONDS), MIN_BACKOFF_SECONDS)
 
 
 def require_holder(job: Job, claim: Claim) -> None:
@@ -231,8 +232,7 @@ def retry(job: Job, *, actor: str, reason: str, accept_duplicate_risk: bool, now
     """
     if job.status is not JobStatus.FAILED:
         raise NotRetryable(f"job {job.id} is {job.status}: only a failed job may be retried")
-    by_operator = (job.reconciliation or {}).get("by") == "operator"
-    if by_operator and not accept_duplicate_risk:
+    if job.settled_by_operator and not accept_duplicate_risk:
         raise NotRetryable(
             f"job {job.id} was failed by an operator's word: its send may still land; "
             "accept_duplicate_risk=True sends again"
@@ -254,7 +254,7 @@ def retry(job: Job, *, actor: str, reason: str, accept_duplicate_risk: bool, now
         attempt_count=0,
         release_count=0,
     )
-    change.data.update(reason=reason, accept_duplicate_risk=accept_duplicate_risk and by_operator)
+    change.data.update(reason=reason, accept_duplicate_risk=accept_duplicate_risk and job.settled_by_operator)
     return change
 
 

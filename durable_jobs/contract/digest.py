@@ -20,35 +20,6 @@ def request_digest(facts: Mapping[str, Any]) -> str:
     return hashlib.sha256(canonical).hexdigest()
 
 
-def job_digest(
-    *,
-    job_type: str,
-    queue: str,
-    payload: Mapping[str, Any],
-    tenant: str | None,
-    actor: str | None,
-    action_intent: str | None,
-    capability: Mapping[str, Any] | None,
-    policy: Mapping[str, Any] | None,
-    budget: Mapping[str, Any] | None,
-) -> str:
-    """The request digest of a job. Trace, lineage, times, priority and schedule, which differ between honest retries,
-    are not part of it."""
-    return request_digest(
-        {
-            "job_type": job_type,
-            "queue": queue,
-            "payload": payload,
-            "tenant": tenant,
-            "actor": actor,
-            "action_intent": action_intent,
-            "capability": capability,
-            "policy": policy,
-            "budget": budget,
-        }
-    )
-
-
 def _carriable(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _carriable(child) for key, child in value.items()}

@@ -17,7 +17,7 @@ from opentelemetry import trace
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from durable_jobs.contract import rules
-from durable_jobs.contract.digest import job_digest, request_digest
+from durable_jobs.contract.digest import request_digest
 from durable_jobs.contract.errors import FieldProblem, InvalidInput
 from durable_jobs.contract.models import Job
 
@@ -35,18 +35,6 @@ class MalformedEnvelope(InvalidInput):
 
     code = "MALFORMED_ENVELOPE"
     http_status = 409
-
-
-def _text(value: str) -> str:
-    if problem := rules.key_problem(value):
-        raise ValueError(problem)
-    return value
-
-
-def _time(value: datetime) -> datetime:
-    if problem := rules.time_problem(value):
-        raise ValueError(problem)
-    return value
 
 
 def _stored_time(value: object) -> datetime:
@@ -67,9 +55,9 @@ def _facts(value: dict[str, Any]) -> dict[str, Any]:
     return value
 
 
-Text = Annotated[str, AfterValidator(_text)]
-Moment = Annotated[datetime, AfterValidator(_time)]
-StoredMoment = Annotated[datetime, BeforeValidator(_stored_time), AfterValidator(_time)]
+Text = Annotated[str, rules.checked(rules.key_problem)]
+Time = Annotated[datetime, rules.checked(rules.time_problem)]
+StoredTime = Annotated[Time, BeforeValidator(_stored_time)]
 Version = Annotated[int, AfterValidator(_version)]
 Facts = Annotated[dict[str, Any], AfterValidator(_facts)]
 
@@ -132,8 +120,8 @@ class _Governed(_Input):
 class GovernanceInput(_Governed):
     """What was allowed, as the authority established it before the job was submitted. Facts are JSON objects."""
 
-    issued_at: Moment
-    expires_at: Moment
+    issued_at: Time
+    expires_at: Time
     """Not dispatched from this time on, on the database's clock."""
 
 
@@ -142,8 +130,8 @@ class GovernanceFacts(_Governed):
 
     version: Version
     job: Text
-    issued_at: StoredMoment
-    expires_at: StoredMoment
+    issued_at: StoredTime
+    expires_at: StoredTime
     digest: Text = Field(min_length=64, max_length=64)
 
 
@@ -199,20 +187,35 @@ def read_governance(job: Job) -> GovernanceFacts | None:
     return _read(job, GOVERNANCE, GovernanceFacts)
 
 
+def job_digest(
+    job_type: str,
+    queue: str,
+    payload: Mapping[str, Any],
+    lineage: ExecutionInput | ExecutionIdentity | None,
+    governance: GovernanceInput | GovernanceFacts | None,
+) -> str:
+    """The request digest of a job, as submitted or as stored. Trace, lineage beyond tenant and actor, times, priority
+    and schedule, which differ between honest retries, are not part of it."""
+    intent = lineage.action_intent if lineage else None
+    return request_digest(
+        {
+            "job_type": job_type,
+            "queue": queue,
+            "payload": payload,
+            "tenant": lineage.tenant if lineage else None,
+            "actor": lineage.actor if lineage else None,
+            "action_intent": governance.action_intent if governance else intent,
+            "capability": governance.capability if governance else None,
+            "policy": governance.policy if governance else None,
+            "budget": governance.budget if governance else None,
+        }
+    )
+
+
 def stored_digest(job: Job) -> str:
     """The request digest of what the row holds now. Raises `MalformedEnvelope`."""
     identity, governance = read_execution_identity(job), read_governance(job)
-    return job_digest(
-        job_type=job.job_type,
-        queue=job.queue,
-        payload=raw_payload(job.payload),
-        tenant=identity.tenant if identity else None,
-        actor=identity.actor if identity else None,
-        action_intent=governance.action_intent if governance else identity.action_intent if identity else None,
-        capability=governance.capability if governance else None,
-        policy=governance.policy if governance else None,
-        budget=governance.budget if governance else None,
-    )
+    return job_digest(job.job_type, job.queue, raw_payload(job.payload), identity, governance)
 
 
 def _read(job: Job, name: str, model: type[Model]) -> Model | None:

@@ -115,6 +115,11 @@ class Job(_Record):
     """0; plus one for each release; from the eleventh on a release costs an attempt."""
     launch_check_at: datetime | None
 
+    @property
+    def settled_by_operator(self) -> bool:
+        """Whether an operator's word, not the provider's, settled it: a send may then still land."""
+        return (self.reconciliation or {}).get("by") == "operator"
+
     def holds(self, claim: Claim) -> bool:
         """Whether `claim` is this row's present, active holder (the lease may have run out: nobody else came)."""
         return (

@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
+from durable_jobs.contract.backoff import doubled
 from durable_jobs.contract.decisions import (
     LAUNCH_CHECK_SECONDS,
     Change,
@@ -172,7 +173,7 @@ def lookup_failed(job: Job, problem: str, *, policy: ReconciliationPolicy, sourc
 
 def lookup_pause(tries: int) -> float:
     """Seconds after the failed lookup number `tries`: 30, doubled each time, at most 30 minutes."""
-    return min(30.0 * 2.0 ** min(tries - 1, 32), 1800.0)
+    return doubled(30.0, tries, 1800.0)
 
 
 def _escalated(job: Job, reason: str, actor: str, now: datetime, evidence: dict[str, Any]) -> Judgement:

@@ -7,7 +7,11 @@ on deep nesting; all measured on PostgreSQL 18.6.
 import json
 import math
 import re
+from collections.abc import Callable
 from datetime import UTC, datetime
+from typing import TypeVar
+
+from pydantic import AfterValidator
 
 from durable_jobs.contract.errors import FieldProblem, field_path
 
@@ -21,9 +25,22 @@ IDENTIFIER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}")
 EARLIEST = datetime(2000, 1, 1, tzinfo=UTC)
 LATEST = datetime(2201, 1, 1, tzinfo=UTC)
 
+T = TypeVar("T")
+
 _LARGEST = 10**MAX_DIGITS
 _RETRY_SUFFIX = re.compile(r":retry-\d{1,10}\Z")
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
+
+
+def checked(problem_of: Callable[[T], str | None]) -> AfterValidator:
+    """One of the rules below, as a pydantic validator."""
+
+    def check(value: T) -> T:
+        if problem := problem_of(value):
+            raise ValueError(problem)
+        return value
+
+    return AfterValidator(check)
 
 
 def identifier_problem(value: str) -> str | None:

@@ -1,8 +1,6 @@
 """What a product submits: `JobSpec` and `FollowUp`. Checked when made, and again by the service before it writes."""
 
-from collections.abc import Callable
-from datetime import datetime
-from typing import Annotated, Any, Self, TypeVar
+from typing import Annotated, Any, Self
 from uuid import UUID
 
 from pydantic import (
@@ -18,21 +16,9 @@ from pydantic import (
 
 from durable_jobs.contract import rules
 from durable_jobs.contract.admission import trusted_identity
-from durable_jobs.contract.digest import job_digest
-from durable_jobs.contract.envelope import ExecutionInput, GovernanceInput, Text, seal_payload
+from durable_jobs.contract.envelope import ExecutionInput, GovernanceInput, Text, Time, job_digest, seal_payload
 from durable_jobs.contract.errors import FieldProblem, InvalidJob, ReservedPayloadKey
 from durable_jobs.contract.models import Job
-
-T = TypeVar("T")
-
-
-def _checked(problem_of: Callable[[T], str | None]) -> AfterValidator:
-    def check(value: T) -> T:
-        if problem := problem_of(value):
-            raise ValueError(problem)
-        return value
-
-    return AfterValidator(check)
 
 
 def _queue_problem(value: str) -> str | None:
@@ -49,11 +35,9 @@ def _json_ready(payload: object) -> object:
     return payload.model_dump(mode="json")
 
 
-Identifier = Annotated[str, _checked(rules.identifier_problem)]
-Queue = Annotated[str, _checked(_queue_problem)]
-JobType = Annotated[str, _checked(rules.identifier_problem), AfterValidator(str.lower)]
-Key = Annotated[str, _checked(rules.key_problem)]
-Time = Annotated[datetime, _checked(rules.time_problem)]
+Identifier = Annotated[str, rules.checked(rules.identifier_problem)]
+Queue = Annotated[str, rules.checked(_queue_problem)]
+JobType = Annotated[str, rules.checked(rules.identifier_problem), AfterValidator(str.lower)]
 Payload = Annotated[dict[str, Any], BeforeValidator(_json_ready)]
 
 
@@ -104,7 +88,7 @@ class JobSpec(_Submission):
 
     organization: Identifier
     project: Identifier
-    idempotency_key: Key
+    idempotency_key: Text
     """One job per (organization, project, idempotency key), for as long as the row is kept."""
     queue: Queue = "default"
     """Also the Temporal task queue."""
@@ -134,18 +118,7 @@ class JobSpec(_Submission):
 
     def digest(self) -> str:
         """The request digest: see `job_digest`."""
-        execution, governance = self.execution, self.governance
-        return job_digest(
-            job_type=self.job_type,
-            queue=self.stored_queue,
-            payload=self.payload,
-            tenant=execution.tenant if execution else None,
-            actor=execution.actor if execution else None,
-            action_intent=governance.action_intent if governance else execution.action_intent if execution else None,
-            capability=governance.capability if governance else None,
-            policy=governance.policy if governance else None,
-            budget=governance.budget if governance else None,
-        )
+        return job_digest(self.job_type, self.stored_queue, self.payload, self.execution, self.governance)
 
     def _problems(self) -> list[FieldProblem]:
         problems = []
@@ -182,7 +155,7 @@ class FollowUp(_Submission):
     Its idempotency key is `<parent id>:<name>`, so that every path to completed creates it once.
     """
 
-    name: Annotated[str, _checked(rules.identifier_problem)] = Field(max_length=128)
+    name: Annotated[str, rules.checked(rules.identifier_problem)] = Field(max_length=128)
     queue: Queue | None = None
     """None: the parent's queue."""
 

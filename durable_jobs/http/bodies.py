@@ -7,10 +7,9 @@ from uuid import UUID
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
 
 from durable_jobs.contract import rules
-from durable_jobs.contract.envelope import Text
+from durable_jobs.contract.envelope import Text, Time
 from durable_jobs.contract.models import JobError
 from durable_jobs.contract.provider import ProviderAnswer, ProviderState
-from durable_jobs.contract.specs import Time
 from durable_jobs.contract.states import JobStatus
 from durable_jobs.http.views import ControlStatus
 
@@ -22,12 +21,6 @@ def _moment(value: object) -> datetime:
     return datetime.fromisoformat(value)
 
 
-def _operation_key(value: str) -> str:
-    if problem := rules.operation_key_problem(value):
-        raise ValueError(problem)
-    return value
-
-
 Name = Annotated[str, StringConstraints(pattern=f"^{rules.IDENTIFIER.pattern}$")]
 """Of a project, queue or job type."""
 TypeName = Annotated[Name, AfterValidator(str.lower)]
@@ -36,7 +29,7 @@ StoredQueue = Annotated[str, StringConstraints(pattern=f"^{rules.IDENTIFIER.patt
 Moment = Annotated[Time, BeforeValidator(_moment, json_schema_input_type=datetime)]
 Short = Annotated[Text, Field(min_length=1, max_length=rules.MAX_KEY_CHARACTERS)]
 """Printable, not blank."""
-OperationKey = Annotated[str, AfterValidator(_operation_key), Field(min_length=1)]
+OperationKey = Annotated[str, rules.checked(rules.operation_key_problem), Field(min_length=1)]
 Object = dict[str, Any]
 Cursor = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,18}$")]
 

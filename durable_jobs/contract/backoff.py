@@ -1,0 +1,8 @@
+"""The one shape of every wait that widens: retries of attempts, lookups, and looks at a row. Pure, and light enough
+for workflow code."""
+
+
+def doubled(first: float, tries: int, longest: float) -> float:
+    """`first`, doubled for each try after the first, at most `longest`; the exponent is clamped before anything
+    overflows. Any unit of time."""
+    return min(first * 2.0 ** min(max(tries, 1) - 1, 64), longest)
