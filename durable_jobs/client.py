@@ -119,8 +119,12 @@ class DurableJobs:
     async def resume_queue(
         self, queue: str, job_type: str | None = None, *, actor: str, reason: str, organization: str | None = None
     ) -> int:
-        """`resume_queue`, and wakes the workflows of its due jobs in claim order; returns how many."""
+        """`resume_queue`, and `wake_due`; returns how many were woken."""
         await self.service.resume_queue(queue, job_type, actor=actor, reason=reason, organization=organization)
+        return await self.wake_due(queue, job_type, organization=organization)
+
+    async def wake_due(self, queue: str, job_type: str | None = None, *, organization: str | None = None) -> int:
+        """Wake the workflows of the queue's due jobs in claim order; returns how many."""
         woken = 0
         last: Job | None = None
         while page := await self.service.list_claimable(queue, job_type, organization=organization, after=last):

@@ -12,9 +12,8 @@ import pytest_asyncio
 from temporalio.client import Client, WorkflowFailureError
 
 from durable_jobs import DurableJobs, DurableJobService, JobContext, JobFailed, JobHandle
-from durable_jobs.contract.models import WorkerRecord
+from durable_jobs.contract.workers import WorkerRecord, WorkerState
 from durable_jobs.dev import DevStack
-from durable_jobs.http.queues import WorkerState, worker_state
 from durable_jobs.temporal.messages import workflow_id
 from tests.conftest import Specs, Workers
 from tests.http_api import JOBS, calling, fields, problem_of, settings_for
@@ -313,8 +312,8 @@ def test_a_worker_is_stale_beyond_the_limit_only() -> None:
         stopped_at=None,
         now=now,
     )
-    assert worker_state(record, 30) is WorkerState.HEALTHY
-    assert worker_state(record, 29.9) is WorkerState.STALE
+    assert record.state(30) is WorkerState.HEALTHY
+    assert record.state(29.9) is WorkerState.STALE
 
 
 async def test_every_change_wakes_its_workflow(

@@ -11,7 +11,7 @@ from durable_jobs.cli import tables
 from durable_jobs.cli.connection import with_jobs
 from durable_jobs.cli.output import JsonOption, say
 from durable_jobs.client import DurableJobs
-from durable_jobs.contract.models import QueueOverview, WorkerRecord
+from durable_jobs.contract.workers import QueueOverview, WorkerRecord, WorkerState
 from durable_jobs.temporal.launch import Launcher
 from durable_jobs.temporal.schedule import schedule_id
 
@@ -103,7 +103,7 @@ async def _of_temporal(jobs: DurableJobs, workers: list[WorkerRecord]) -> list[F
         launcher = Launcher(jobs.temporal)
         indexed = await launcher.indexed()
         missing = []
-        for queue in sorted({each.queue for each in workers if tables.health(each) == "healthy"}):
+        for queue in sorted({each.queue for each in workers if tables.health(each) is WorkerState.HEALTHY}):
             try:
                 await jobs.temporal.get_schedule_handle(schedule_id(queue)).describe()
             except RPCError:
@@ -149,8 +149,8 @@ def _of_queues(queues: list[QueueOverview], workers: list[WorkerRecord]) -> list
 
 
 def _of_workers(workers: list[WorkerRecord]) -> list[Finding]:
-    stale = [each for each in workers if tables.health(each) == "stale"]
-    live = sum(tables.health(each) == "healthy" for each in workers)
+    stale = [each for each in workers if tables.health(each) is WorkerState.STALE]
+    live = sum(tables.health(each) is WorkerState.HEALTHY for each in workers)
     if not stale:
         return [Finding("workers", "ok" if live else "warning", f"{live} healthy", "" if live else "start a worker")]
     names = ", ".join(each.id for each in stale[:3])

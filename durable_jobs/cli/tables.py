@@ -6,12 +6,15 @@ from datetime import UTC, datetime
 from rich.console import Console
 from rich.table import Table
 
-from durable_jobs.contract.models import Job, JobAttempt, JobEvent, QueueOverview, WorkerRecord
+from durable_jobs.contract.models import Job, JobAttempt, JobEvent
 from durable_jobs.contract.rules import encode_json
-from durable_jobs.contract.states import ACTIVE, UNRESOLVED, JobStatus
+from durable_jobs.contract.states import UNRESOLVED, JobStatus
+from durable_jobs.contract.verbs import legal_verbs
+from durable_jobs.contract.workers import QueueOverview, WorkerRecord, WorkerState
+from durable_jobs.service.registry import STALE_SECONDS
 
 WIDTH = 100
-STALE_AFTER = 60.0
+_WHY = '--actor NAME --reason "…"'
 
 _COLOURS = {
     JobStatus.COMPLETED: "green",
@@ -83,7 +86,7 @@ def events(found: Iterable[JobEvent]) -> None:
             event.name,
             event.generation,
             event.actor,
-            encode_json({name: value for name, value in event.data.items() if name != "claim_token"})[:160],
+            encode_json(event.shown_data)[:160],
         )
         for event in found
     )
@@ -133,29 +136,19 @@ def workers(found: Iterable[WorkerRecord]) -> None:
     show(("id", "health", "queue", "types", "running", "heartbeat"), rows, empty="no worker was ever here")
 
 
-def health(worker: WorkerRecord, stale_after: float = STALE_AFTER) -> str:
-    """healthy, stale or stopped."""
-    if worker.stopped_at is not None:
-        return "stopped"
-    return "stale" if (worker.now - worker.heartbeat_at).total_seconds() > stale_after else "healthy"
+def health(worker: WorkerRecord) -> WorkerState:
+    return worker.state(STALE_SECONDS)
 
 
 def next_steps(job: Job, now: datetime) -> list[str]:
     """The command for each legal next step of the job."""
-    command = f"durable-jobs jobs {{}} {job.id}"
-    why = '--actor NAME --reason "…"'
-    if job.status is JobStatus.QUEUED:
-        return [f"{command.format('cancel')} {why}"]
-    if job.status in ACTIVE:
-        steps = [] if job.cancel_requested_at else [f"{command.format('cancel')} {why}"]
-        expired = job.lease_expires_at is not None and job.lease_expires_at <= now
-        return steps + ([f"{command.format('requeue')} {why}"] if expired and job.dispatched_at is None else [])
-    if job.status in UNRESOLVED:
-        resolve = (
-            f'{command.format("resolve")} completed|failed|dead_letter --actor NAME --evidence \'{{"seen": "…"}}\''
-        )
-        return [resolve, *([f"{command.format('recheck')} {why}"] if job.escalated_at else [])]
-    if job.status is JobStatus.FAILED:
-        by_operator = (job.reconciliation or {}).get("by") == "operator"
-        return [f"{command.format('retry')} {why}" + (" --accept-duplicate-risk" if by_operator else "")]
-    return []
+    legal = legal_verbs(job, now)
+    risk = " --accept-duplicate-risk" if job.settled_by_operator else ""
+    options = {
+        "cancel": _WHY,
+        "requeue": _WHY,
+        "resolve": 'completed|failed|dead_letter --actor NAME --evidence \'{"seen": "…"}\'',
+        "recheck": _WHY,
+        "retry": _WHY + risk,
+    }
+    return [f"durable-jobs jobs {verb} {job.id} {given}" for verb, given in options.items() if verb in legal]

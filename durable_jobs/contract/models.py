@@ -11,11 +11,11 @@ from durable_jobs.contract.rules import storable_text
 from durable_jobs.contract.states import ACTIVE, EventName, JobStatus
 
 
-class _Record(BaseModel):
+class Record(BaseModel):
     model_config = ConfigDict(frozen=True)
 
 
-class JobError(_Record):
+class JobError(Record):
     """Why a job or an attempt did not succeed; always storable, never pickled."""
 
     code: str
@@ -36,7 +36,7 @@ class JobError(_Record):
         )
 
 
-class Claim(_Record):
+class Claim(Record):
     """The right to act on a job: who claimed it, and under which generation. Every write of a worker presents it."""
 
     job_id: UUID
@@ -44,7 +44,7 @@ class Claim(_Record):
     generation: int
 
 
-class Job(_Record):
+class Job(Record):
     """One row of the job table.
 
     Each field: its meaning, its first value, and when it changes.
@@ -130,7 +130,7 @@ class Job(_Record):
         )
 
 
-class JobEvent(_Record):
+class JobEvent(Record):
     """One row of the append-only trail."""
 
     id: int
@@ -151,8 +151,13 @@ class JobEvent(_Record):
     """On the database clock."""
     data: dict[str, Any]
 
+    @property
+    def shown_data(self) -> dict[str, Any]:
+        """The data without the claim token, which is a holder's secret: what a person or a product may see."""
+        return {name: value for name, value in self.data.items() if name != "claim_token"}
 
-class JobAttempt(_Record):
+
+class JobAttempt(Record):
     """One row per generation: one holder's try at the job."""
 
     job_id: UUID
@@ -174,7 +179,7 @@ class JobAttempt(_Record):
     """What a retry moved here from the job's row: marker, flag, escalation and lookup state."""
 
 
-class ControlEvent(_Record):
+class ControlEvent(Record):
     """One act of an operator or a product on a job or a queue: who, what, why."""
 
     id: int
@@ -188,7 +193,7 @@ class ControlEvent(_Record):
     data: dict[str, Any]
 
 
-class Approval(_Record):
+class Approval(Record):
     """One row of the approvals: a grant of one action intent, for one job to consume."""
 
     organization_id: str
@@ -213,8 +218,13 @@ class TokenRole(StrEnum):
     SUBMITTER = "submitter"
     OPERATOR = "operator"
 
+    def includes(self, role: "TokenRole") -> bool:
+        """Whether this role may do what `role` may."""
+        ranks = list(TokenRole)
+        return ranks.index(self) >= ranks.index(role)
 
-class ApiToken(_Record):
+
+class ApiToken(Record):
     """One token of the HTTP API, without its secret, which is kept as a digest only."""
 
     id: UUID
@@ -230,43 +240,6 @@ class ApiToken(_Record):
     created_at: datetime
     expires_at: datetime | None
     revoked_at: datetime | None
-
-
-class QueueOverview(_Record):
-    """How a queue stands, by job type."""
-
-    queue: str
-    job_type: str
-    queued: int
-    due: int
-    """Queued and due now."""
-    active: int
-    unresolved: int
-    escalated: int
-    oldest_due_seconds: float | None
-    """How long the oldest due job has been due."""
-    paused: bool
-    live_workers: int
-
-
-class WorkerRecord(_Record):
-    """One row of the registry of workers: one incarnation of one process. Kept when stale, for diagnosis."""
-
-    id: str
-    host: str
-    pid: int
-    version: str
-    queue: str
-    job_types: list[str]
-    organizations: list[str] | None
-    """None: every tenant's."""
-    running: int
-    """Attempts in hand at the last heartbeat."""
-    started_at: datetime
-    heartbeat_at: datetime
-    stopped_at: datetime | None
-    now: datetime
-    """The database's clock as the record was read."""
 
 
 class LeaseStatus(StrEnum):
@@ -297,7 +270,7 @@ class ClaimRefusal(StrEnum):
     """The reclaim of an expired lease ended the job: see its status."""
 
 
-class ClaimOutcome(_Record):
+class ClaimOutcome(Record):
     """What `claim_job` returns: truthy with a claim, falsy with the reason and the row as it now stands."""
 
     claim: Claim | None = None
@@ -308,7 +281,7 @@ class ClaimOutcome(_Record):
         return self.claim is not None
 
 
-class CreatedJob(_Record):
+class CreatedJob(Record):
     """What `create_job` returns."""
 
     job: Job
@@ -319,7 +292,7 @@ class CreatedJob(_Record):
 T = TypeVar("T")
 
 
-class Page(_Record, Generic[T]):
+class Page(Record, Generic[T]):
     """One page of a listing, and where the next one starts."""
 
     items: list[T]

@@ -14,8 +14,6 @@ from durable_jobs.http.problems import Forbidden, LoopbackOnly, Unauthenticated
 from durable_jobs.http.state import Api, api_of
 from durable_jobs.settings import Settings, is_loopback
 
-_RANKS = {role: rank for rank, role in enumerate((TokenRole.READER, TokenRole.SUBMITTER, TokenRole.OPERATOR))}
-
 
 @dataclass(frozen=True)
 class Principal:
@@ -47,6 +45,11 @@ class Principal:
         """The operator of an API without tokens."""
         organization = settings.local_organization
         return cls(TokenRole.OPERATOR, organization, None, settings.local_project, organization, "local")
+
+    def require_role(self, role: TokenRole) -> None:
+        """Raises `Forbidden`."""
+        if not self.role.includes(role):
+            raise Forbidden(f"this needs a token with the role {role}, not {self.role}")
 
     def project(self, named: str | None) -> str:
         """The one project of a request that names this one, or none. Raises `Forbidden`, `InvalidInput`."""
@@ -96,8 +99,7 @@ async def admit(request: Request, role: TokenRole) -> Principal:
         if token is None:
             raise Unauthenticated
         principal = Principal.of_token(token)
-    if _RANKS[principal.role] < _RANKS[role]:
-        raise Forbidden(f"this needs a token with the role {role}, not {principal.role}")
+    principal.require_role(role)
     return principal
 
 

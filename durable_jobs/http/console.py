@@ -19,10 +19,10 @@ from fastapi.templating import Jinja2Templates
 
 from durable_jobs.contract.errors import DurableJobsError, InvalidInput
 from durable_jobs.contract.models import Job, TokenRole
-from durable_jobs.contract.states import ACTIVE, UNRESOLVED, JobStatus
+from durable_jobs.contract.states import UNRESOLVED, JobStatus
+from durable_jobs.contract.verbs import legal_verbs
 from durable_jobs.http.access import Principal, require_loopback, visible_job
 from durable_jobs.http.problems import Forbidden
-from durable_jobs.http.queues import worker_state
 from durable_jobs.http.state import Api, TheApi
 from durable_jobs.service import RecheckFilter
 from durable_jobs.temporal.messages import workflow_id
@@ -52,9 +52,7 @@ class Session:
         """Raises `Forbidden`."""
         if not secrets.compare_digest(csrf.encode(), self.csrf.encode()):
             raise Forbidden("the form did not come from this console")
-        ranks = list(TokenRole)
-        if ranks.index(self.who.role) < ranks.index(role):
-            raise Forbidden(f"this needs a token with the role {role}, not {self.who.role}")
+        self.who.require_role(role)
 
 
 async def session_of(request: Request, api: TheApi) -> Session:
@@ -105,7 +103,7 @@ async def overview(request: Request, api: TheApi, here: Here, said: str = "") ->
     values: dict[str, Any] = {
         "attention": await _attention(api, here.who),
         "queues": await api.service.list_queues(organization=here.who.organization, stale_seconds=stale),
-        "workers": [(worker, str(worker_state(worker, stale))) for worker in workers],
+        "workers": [(worker, str(worker.state(stale))) for worker in workers],
         "may_switch": here.who.role is TokenRole.OPERATOR and here.who.projects is None,
     }
     return await _page(request, api, here, "overview.html", said=said, **values)
@@ -153,7 +151,7 @@ async def act(
     accept_duplicate_risk: Annotated[str, Form()] = "",
 ) -> Response:
     """One of the legal actions, with its reason and who acts; refused ones are shown on the job's page."""
-    here.require(TokenRole.SUBMITTER if action == "cancel" else TokenRole.OPERATOR, csrf)
+    here.require(_role_for(action), csrf)
     await visible_job(api, here.who, job_id)
     handle, actor = api.jobs.handle(job_id), _named(operator, here.who)
     try:
@@ -213,7 +211,6 @@ async def _job_page(
 ) -> Response:
     job, now = await api.service.get_job_and_clock(job_id)
     attempts = await api.service.list_job_attempts(job_id)
-    may = list(TokenRole).index(here.who.role)
     return await _page(
         request,
         api,
@@ -223,8 +220,8 @@ async def _job_page(
         job=job,
         events=await api.jobs.handle(job_id).events(),
         attempts=attempts.items,
-        actions=[action for action, role in _actions(job, now) if list(TokenRole).index(role) <= may],
-        by_operator=(job.reconciliation or {}).get("by") == "operator",
+        actions=[verb for verb in legal_verbs(job, now) if here.who.role.includes(_role_for(verb))],
+        by_operator=job.settled_by_operator,
         temporal_url=_temporal_url(api, job),
         now=now,
         **values,
@@ -246,18 +243,8 @@ async def _page(
     return answer
 
 
-def _actions(job: Job, now: datetime) -> list[tuple[str, TokenRole]]:
-    """The legal next steps, the likeliest first."""
-    if job.status is JobStatus.QUEUED:
-        return [("cancel", TokenRole.SUBMITTER)]
-    if job.status in ACTIVE:
-        interrupted = job.dispatched_at is None and job.lease_expires_at is not None and job.lease_expires_at <= now
-        steps = [("requeue", TokenRole.OPERATOR)] if interrupted else []
-        return steps if job.cancel_requested_at else [*steps, ("cancel", TokenRole.SUBMITTER)]
-    if job.status in UNRESOLVED:
-        resolve = [("resolve", TokenRole.OPERATOR)]
-        return [*resolve, ("recheck", TokenRole.OPERATOR)] if job.escalated_at else resolve
-    return [("retry", TokenRole.OPERATOR)] if job.status is JobStatus.FAILED else []
+def _role_for(action: str) -> TokenRole:
+    return TokenRole.SUBMITTER if action == "cancel" else TokenRole.OPERATOR
 
 
 def _temporal_url(api: Api, job: Job) -> str | None:
@@ -306,5 +293,4 @@ templates.env.filters |= {
     "duration": _duration,
     "tone": lambda status: _TONES.get(status, ""),
     "json": lambda value: json.dumps(value, indent=1, ensure_ascii=False),
-    "without_token": lambda data: {name: value for name, value in data.items() if name != "claim_token"},
 }

@@ -11,10 +11,10 @@ from fastapi import APIRouter, Depends, Request, Response
 from temporalio.service import RPCError
 
 from durable_jobs.contract.errors import DurableJobsError
+from durable_jobs.contract.workers import WorkerState
 from durable_jobs.http.access import require_scraper
 from durable_jobs.http.metrics import Scrape
 from durable_jobs.http.problems import documented
-from durable_jobs.http.queues import WorkerState, worker_state
 from durable_jobs.http.state import Api, TheApi
 from durable_jobs.http.views import View
 
@@ -90,8 +90,7 @@ async def _worker(api: Api) -> Part:
     polled = {
         worker.queue
         for worker in workers
-        if (worker.host, worker.pid) == here
-        and worker_state(worker, api.settings.worker_stale_seconds) is WorkerState.HEALTHY
+        if (worker.host, worker.pid) == here and worker.state(api.settings.worker_stale_seconds) is WorkerState.HEALTHY
     }
     return Part.OK if polled >= set(api.settings.queues) else Part.AWAY
 

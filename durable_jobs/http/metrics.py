@@ -11,8 +11,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from durable_jobs.contract.models import QueueOverview, WorkerRecord
-from durable_jobs.http.queues import worker_state
+from durable_jobs.contract.workers import QueueOverview, WorkerRecord
 from durable_jobs.http.state import Api
 
 FRESH_SECONDS = 5.0
@@ -100,7 +99,7 @@ def _queues(queues: list[QueueOverview]) -> Iterator[Metric]:
 
 
 def _workers(workers: list[WorkerRecord], stale_seconds: float) -> Iterator[Metric]:
-    states = Counter((each.queue, str(worker_state(each, stale_seconds))) for each in workers)
+    states = Counter((each.queue, str(each.state(stale_seconds))) for each in workers)
     yield _gauge("workers", "Workers by queue and state.", ("queue", "state"), states.items())
     running: Counter[tuple[str]] = Counter()
     for each in workers:

@@ -1,22 +1,18 @@
 """Queues and workers, as the token's organization sees them."""
 
-import asyncio
-from datetime import datetime, timedelta
-from enum import StrEnum
+from datetime import datetime
 from typing import Annotated
-from uuid import UUID
 
 from fastapi import Path
 
-from durable_jobs.contract.models import Job, QueueOverview, TokenRole, WorkerRecord
+from durable_jobs.contract.models import TokenRole
+from durable_jobs.contract.workers import QueueOverview, WorkerRecord, WorkerState
 from durable_jobs.http.access import Principal, Who
 from durable_jobs.http.bodies import QueueSwitch, StoredQueue
 from durable_jobs.http.doors import door
 from durable_jobs.http.problems import documented
 from durable_jobs.http.state import Api, TheApi
 from durable_jobs.http.views import View
-
-_WAKES_AT_ONCE = 50
 
 reading = door(TokenRole.READER)
 operating = door(TokenRole.OPERATOR)
@@ -56,13 +52,6 @@ class Switched(View):
     """Due jobs that were told of a resume."""
 
 
-class WorkerState(StrEnum):
-    HEALTHY = "healthy"
-    STALE = "stale"
-    """Silent for longer than DURABLE_JOBS_WORKER_STALE_SECONDS. Its record is kept for diagnosis."""
-    STOPPED = "stopped"
-
-
 class WorkerView(View):
     """One incarnation of one worker process."""
 
@@ -82,7 +71,7 @@ class WorkerView(View):
     @classmethod
     def of(cls, worker: WorkerRecord, stale_seconds: float) -> "WorkerView":
         kept = {name: value for name, value in worker if name in cls.model_fields}
-        return cls(**kept, worker_id=worker.id, state=worker_state(worker, stale_seconds), types=worker.job_types)
+        return cls(**kept, worker_id=worker.id, state=worker.state(stale_seconds), types=worker.job_types)
 
 
 class NeverStarted(View):
@@ -96,13 +85,6 @@ class NeverStarted(View):
 class Workers(View):
     items: list[WorkerView]
     never_started: list[NeverStarted]
-
-
-def worker_state(worker: WorkerRecord, stale_seconds: float) -> WorkerState:
-    if worker.stopped_at is not None:
-        return WorkerState.STOPPED
-    silent = worker.now - worker.heartbeat_at > timedelta(seconds=stale_seconds)
-    return WorkerState.STALE if silent else WorkerState.HEALTHY
 
 
 @reading.get("/queues")
@@ -128,7 +110,7 @@ async def resume_queue(queue: Annotated[StoredQueue, Path()], body: QueueSwitch,
     changed = await api.service.resume_queue(
         queue, body.type, actor=who.actor, reason=body.reason, organization=who.organization
     )
-    woken = await _wake_due(api, who, queue, body.type)
+    woken = await api.jobs.wake_due(queue, body.type, organization=who.organization)
     return Switched(queue=queue, type=body.type, paused=False, changed=changed, woken=woken)
 
 
@@ -154,19 +136,3 @@ async def list_workers(who: Who, api: TheApi) -> Workers:
 async def _overview(api: Api, who: Principal) -> list[QueueOverview]:
     who.require_whole_organization()
     return await api.service.list_queues(organization=who.organization, stale_seconds=api.settings.worker_stale_seconds)
-
-
-async def _wake_due(api: Api, who: Principal, queue: str, job_type: str | None) -> int:
-    slots = asyncio.Semaphore(_WAKES_AT_ONCE)
-
-    async def wake(job_id: UUID) -> None:
-        async with slots:
-            await api.jobs.handle(job_id).wake()
-
-    woken = 0
-    last: Job | None = None
-    while page := await api.service.list_claimable(queue, job_type, after=last):
-        due = [job.id for job in page if job.organization_id == who.organization]
-        await asyncio.gather(*map(wake, due))
-        woken, last = woken + len(due), page[-1]
-    return woken

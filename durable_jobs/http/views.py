@@ -155,7 +155,7 @@ class EventView(View):
             attempt=event.attempt_count,
             actor=event.actor,
             occurred_at=event.occurred_at,
-            data={name: value for name, value in event.data.items() if name != "claim_token"},
+            data=event.shown_data,
         )
 
 

@@ -11,9 +11,10 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from durable_jobs.contract.errors import InvalidInput, RetentionRoleMissing, TokenNotFound
-from durable_jobs.contract.models import ApiToken, QueueOverview, TokenRole
+from durable_jobs.contract.models import ApiToken, TokenRole
 from durable_jobs.contract.quarantine import quarantine
 from durable_jobs.contract.rules import identifier_problem, time_problem
+from durable_jobs.contract.workers import QueueOverview
 from durable_jobs.service.base import ServicePart, require_keys, require_text
 from durable_jobs.service.registry import STALE_SECONDS
 from durable_jobs.store import operations

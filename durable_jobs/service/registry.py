@@ -6,7 +6,8 @@ from datetime import datetime
 from uuid import UUID
 
 from durable_jobs.contract.errors import DuplicateWorker, DurableJobsError, StoreUnavailable
-from durable_jobs.contract.models import Job, WorkerRecord
+from durable_jobs.contract.models import Job
+from durable_jobs.contract.workers import WorkerRecord
 from durable_jobs.service.base import ServicePart
 from durable_jobs.store import sweeps
 

@@ -6,7 +6,8 @@ from uuid import UUID
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from durable_jobs.contract.models import ApiToken, QueueOverview
+from durable_jobs.contract.models import ApiToken
+from durable_jobs.contract.workers import QueueOverview
 
 ADD_TOKEN = """
 INSERT INTO {s}.api_tokens (id, name, token_sha256, role, organization_id, projects, tenant, actor, created_at,

@@ -7,7 +7,8 @@ from uuid import UUID
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from durable_jobs.contract.models import Job, WorkerRecord
+from durable_jobs.contract.models import Job
+from durable_jobs.contract.workers import WorkerRecord
 from durable_jobs.store.jobs import job_of
 
 _EXPIRED = "j.status IN ('claimed', 'running') AND j.lease_expires_at <= statement_timestamp()"

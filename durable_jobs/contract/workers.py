@@ -1,0 +1,57 @@
+"""The records of workers, and of the queues that they serve."""
+
+from datetime import datetime, timedelta
+from enum import StrEnum
+
+from durable_jobs.contract.models import Record
+
+
+class QueueOverview(Record):
+    """How a queue stands, by job type."""
+
+    queue: str
+    job_type: str
+    queued: int
+    due: int
+    """Queued and due now."""
+    active: int
+    unresolved: int
+    escalated: int
+    oldest_due_seconds: float | None
+    """How long the oldest due job has been due."""
+    paused: bool
+    live_workers: int
+
+
+class WorkerState(StrEnum):
+    HEALTHY = "healthy"
+    STALE = "stale"
+    """Silent for too long. Its record is kept for diagnosis."""
+    STOPPED = "stopped"
+
+
+class WorkerRecord(Record):
+    """One row of the registry of workers: one incarnation of one process. Kept when stale, for diagnosis."""
+
+    id: str
+    host: str
+    pid: int
+    version: str
+    queue: str
+    job_types: list[str]
+    organizations: list[str] | None
+    """None: every tenant's."""
+    running: int
+    """Attempts in hand at the last heartbeat."""
+    started_at: datetime
+    heartbeat_at: datetime
+    stopped_at: datetime | None
+    now: datetime
+    """The database's clock as the record was read."""
+
+    def state(self, stale_seconds: float) -> WorkerState:
+        """`stale` when silent for longer than `stale_seconds`."""
+        if self.stopped_at is not None:
+            return WorkerState.STOPPED
+        silent = self.now - self.heartbeat_at > timedelta(seconds=stale_seconds)
+        return WorkerState.STALE if silent else WorkerState.HEALTHY
