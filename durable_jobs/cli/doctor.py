@@ -13,6 +13,7 @@ from durable_jobs.cli.output import JsonOption, say
 from durable_jobs.client import DurableJobs
 from durable_jobs.contract.workers import QueueOverview, WorkerRecord, WorkerState
 from durable_jobs.temporal.launch import Launcher
+from durable_jobs.temporal.messages import SEARCH_ATTRIBUTES
 from durable_jobs.temporal.schedule import schedule_id
 
 UNHEALTHY_EXIT = 7
@@ -116,7 +117,7 @@ async def _of_temporal(jobs: DurableJobs, workers: list[WorkerRecord]) -> list[F
             "search attributes",
             "ok" if indexed else "warning",
             "present" if indexed else "missing",
-            "" if indexed else "create DurableJobState, DurableJobQueue, DurableJobOperationKey (Keyword); optional",
+            "" if indexed else f"create {', '.join(SEARCH_ATTRIBUTES)} (Keyword); optional",
         ),
         Finding(
             "schedules",

@@ -232,7 +232,7 @@ async def _page(
     request: Request, api: Api, here: Session, name: str, *, status_code: int = 200, **values: Any
 ) -> HTMLResponse:
     if "now" not in values:
-        values["now"] = (await api.service.database_facts())["now"]
+        values["now"] = await api.service.database_clock()
     context = {"who": here.who, "csrf": here.csrf, "signed_in": here.signed_in, **values}
     answer = templates.TemplateResponse(request, name, context, status_code=status_code)
     answer.headers["Content-Security-Policy"] = (

@@ -49,8 +49,12 @@ class Operations(ServicePart):
 
         return await self.database.run(work, control=True)
 
+    async def database_clock(self) -> datetime:
+        """The database's clock, now: what every time of a row is judged by."""
+        return await self.database.run(self._store.clock, control=True)
+
     async def database_facts(self) -> dict[str, Any]:
-        """What a doctor asks of the server: durability settings, version, clock, oldest snapshot, dead tuples."""
+        """What a doctor asks of the server: durability settings, clock, oldest snapshot, dead tuples."""
         (facts,) = await self.database.run(lambda own: self._operations.rows(own, operations.FACTS), control=True)
         return facts
 

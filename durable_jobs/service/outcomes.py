@@ -21,7 +21,7 @@ from durable_jobs.contract.rules import encode_json, json_problem
 from durable_jobs.contract.specs import FollowUp
 from durable_jobs.contract.states import JobStatus
 from durable_jobs.contract.trail import result_in_event
-from durable_jobs.service.base import ServicePart, require_json, require_text
+from durable_jobs.service.base import require_json, require_text
 from durable_jobs.service.follow_ups import FollowUps
 
 
@@ -34,7 +34,7 @@ class Completion(BaseModel):
     follow_ups: list[CreatedJob] = []
 
 
-class Outcomes(FollowUps, ServicePart):
+class Outcomes(FollowUps):
     async def complete_job(
         self,
         claim: Claim,

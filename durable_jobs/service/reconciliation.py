@@ -20,7 +20,7 @@ from durable_jobs.contract.reconciliation import Judgement, ReconciliationPolicy
 from durable_jobs.contract.rules import json_problem, time_problem
 from durable_jobs.contract.specs import FollowUp
 from durable_jobs.contract.states import JobStatus
-from durable_jobs.service.base import ServicePart, folded, require_json, require_keys, require_text
+from durable_jobs.service.base import folded, require_json, require_keys, require_text
 from durable_jobs.service.follow_ups import FollowUps
 from durable_jobs.store.sweeps import scope_of
 
@@ -38,7 +38,7 @@ class Handled:
     follow_ups: list[Job] = field(default_factory=list)
 
 
-class Reconciliation(FollowUps, ServicePart):
+class Reconciliation(FollowUps):
     async def find_reconciliation_candidates(
         self,
         organization: str,

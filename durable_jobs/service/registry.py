@@ -14,6 +14,7 @@ from durable_jobs.store import sweeps
 logger = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 10.0
+"""Between two reports of a worker that polls."""
 STALE_SECONDS = 60.0
 
 

@@ -1,6 +1,7 @@
 """Brings a database to the newest schema. The one module of the store that commits."""
 
 import re
+from functools import cache
 from pathlib import Path
 from threading import Lock
 from urllib.parse import urlsplit
@@ -73,8 +74,9 @@ def migrate(database_url: str, *, schema: str = SCHEMA, roles: bool = False) -> 
     return str(revision)
 
 
+@cache
 def newest_revision() -> str:
-    """The revision that this version of the library works on."""
+    """The revision that this version of the library works on; read once, as every readiness check asks for it."""
     return str(ScriptDirectory.from_config(_config()).get_current_head())
 
 

@@ -20,7 +20,7 @@ SELECT * FROM {s}.api_tokens WHERE (%(organization)s::text IS NULL OR organizati
 ORDER BY created_at, id
 """
 TOKEN_BY_DIGEST = """
-SELECT *, token_sha256 FROM {s}.api_tokens WHERE token_sha256 = %(digest)s AND revoked_at IS NULL
+SELECT * FROM {s}.api_tokens WHERE token_sha256 = %(digest)s AND revoked_at IS NULL
     AND (expires_at IS NULL OR expires_at > statement_timestamp())
 """
 REVOKE_TOKEN = """
@@ -88,7 +88,6 @@ ORDER BY j.id LIMIT %(limit)s
 FACTS = """
 SELECT current_setting('fsync') AS fsync, current_setting('synchronous_commit') AS synchronous_commit,
     current_setting('full_page_writes') AS full_page_writes,
-    current_setting('server_version_num')::int AS server_version,
     pg_is_in_recovery() AS in_recovery, clock_timestamp() AS now,
     (SELECT max(age(backend_xmin)) FROM pg_stat_activity WHERE backend_xmin IS NOT NULL) AS oldest_xmin_age,
     (SELECT n_dead_tup FROM pg_stat_user_tables WHERE schemaname = '{s}' AND relname = 'jobs') AS dead_tuples,

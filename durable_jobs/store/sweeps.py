@@ -36,7 +36,7 @@ ESCALATED_COUNT = "SELECT count(*) FROM {s}.jobs j WHERE {unresolved} AND j.esca
 
 # Nobody alive hosts them, and nobody has for a while: whichever worker sweeps puts them before an operator.
 UNHOSTED = """
-SELECT j.*, clock_timestamp() AS now FROM {s}.jobs j
+SELECT j.* FROM {s}.jobs j
 WHERE ({unresolved} OR {expired}) AND j.escalated_at IS NULL
     AND (%(organizations)s::text[] IS NULL OR j.organization_id = ANY(%(organizations)s))
     AND j.updated_at <= statement_timestamp() - make_interval(secs => %(no_handler_after)s)

@@ -19,6 +19,7 @@ from durable_jobs.handler import JobHandler, ShadowPolicy
 from durable_jobs.service import DurableJobService
 from durable_jobs.temporal import messages
 from durable_jobs.temporal.attempt import Attempt, claim_for_attempt
+from durable_jobs.temporal.beats import beat
 from durable_jobs.temporal.escalation import Escalations
 from durable_jobs.temporal.keeper import LeaseKeeper
 from durable_jobs.temporal.launch import Launcher, job_priority, job_start, job_summary
@@ -62,7 +63,7 @@ class JobActivities:
         if handler is None or not self._hosts(start.organization):
             return await self._not_hosted(UUID(start.job_id))
         working = asyncio.create_task(self._attempt(handler, UUID(start.job_id)))
-        beating = asyncio.create_task(_beat(start.lease_seconds / HEARTBEATS_PER_LEASE))
+        beating = asyncio.create_task(beat(start.lease_seconds / HEARTBEATS_PER_LEASE))
         given_up = False
         try:
             while True:
@@ -151,7 +152,7 @@ class JobActivities:
         """Temporal lost this attempt, and its workflow waits on the row alone: tell it that the attempt has ended."""
         try:
             job = await self._service.get_job(job_id)
-            await (self._launcher.nudge(job) if job.status.is_settled else self._launcher.wake(job))
+            await self._launcher.tell(job)
         except (RPCError, DurableJobsError) as error:
             logger.info("Job %s: its workflow will look by itself: %s", job_id, error)
 
@@ -243,9 +244,3 @@ def view_of(job: Job, now: datetime) -> JobView:
 async def _on_shutdown(attempt: Attempt) -> None:
     await activity.wait_for_worker_shutdown()
     attempt.shut_down()
-
-
-async def _beat(every: float) -> None:
-    while True:
-        activity.heartbeat()
-        await asyncio.sleep(every)

@@ -16,6 +16,7 @@ from uuid import UUID
 import psycopg
 
 from durable_jobs.contract.models import Claim, Job
+from durable_jobs.service.registry import HEARTBEAT_SECONDS
 from durable_jobs.store.database import BEGIN, CONNECT_ARGS
 from durable_jobs.store.jobs import renewal
 from durable_jobs.store.migrate import libpq_url
@@ -25,7 +26,6 @@ from durable_jobs.store.sweeps import BEAT, SweepStore
 logger = logging.getLogger(__name__)
 
 RENEWALS_PER_LEASE = 6
-WORKER_HEARTBEAT_SECONDS = 10.0
 RECONNECT_SECONDS = 1.0
 NEVER = float("inf")
 
@@ -105,7 +105,7 @@ class LeaseKeeper:
         renewal_due = NEVER
         while not self._stopped:
             held = self._snapshot()
-            tick = min((lease.lease_seconds for lease in held), default=WORKER_HEARTBEAT_SECONDS) / RENEWALS_PER_LEASE
+            tick = min((lease.lease_seconds for lease in held), default=HEARTBEAT_SECONDS) / RENEWALS_PER_LEASE
             # A new lease may be the shortest. Its claim has just set it, so it is not due before its own sixth.
             renewal_due = min(renewal_due, time.monotonic() + tick) if held else NEVER
             if self._stirred.wait(max(0.0, min(renewal_due, beat_due) - time.monotonic())):
@@ -122,7 +122,7 @@ class LeaseKeeper:
                     if held:
                         self._renew(connection, held)
                 if now >= beat_due:
-                    beat_due = now + WORKER_HEARTBEAT_SECONDS
+                    beat_due = now + HEARTBEAT_SECONDS
                     connection.execute(self._beat_sql, {"id": self._worker_id, "running": len(held)})
             except psycopg.Error as error:
                 logger.warning("Renewing %d leases failed, tried again at the next tick: %s", len(held), error)

@@ -25,7 +25,6 @@ from durable_jobs.temporal.messages import JobStart, workflow_id
 logger = logging.getLogger(__name__)
 
 _QUEUE = SearchAttributeKey.for_keyword(messages.QUEUE_ATTRIBUTE)
-_ATTRIBUTES = (messages.STATE_ATTRIBUTE, messages.QUEUE_ATTRIBUTE, messages.OPERATION_KEY_ATTRIBUTE)
 _FAIRNESS_KEY_BYTES = 64
 RPC_TIMEOUT = timedelta(seconds=5)
 """The row is committed by then: with Temporal away its workflow is launched later."""
@@ -77,6 +76,13 @@ class Launcher:
         """
         await self._start(job, start_signal=messages.WAKE)
 
+    async def tell(self, job: Job) -> None:
+        """Make the workflow of a job that was changed look at the row. Raises `RPCError`.
+
+        A settled job's is told if it runs: signal-with-start would open one that has closed.
+        """
+        await (self.nudge(job) if job.status.is_settled else self.wake(job))
+
     async def nudge(self, job: Job) -> None:
         """Make the workflow of a settled job look at the row, if one still runs. Raises `RPCError`."""
         try:
@@ -123,7 +129,7 @@ class Launcher:
             asked = ListSearchAttributesRequest(namespace=namespace)
             listed = await operator.list_search_attributes(asked, timeout=RPC_TIMEOUT)
             known = {name for name, kind in listed.custom_attributes.items() if kind == _KEYWORD}
-            missing = [name for name in _ATTRIBUTES if name not in known]
+            missing = [name for name in messages.SEARCH_ATTRIBUTES if name not in known]
             if missing:
                 wanted = dict.fromkeys(missing, _KEYWORD)
                 await operator.add_search_attributes(

@@ -27,6 +27,8 @@ NOT_FOUND = "NOT_FOUND"
 STATE_ATTRIBUTE = "DurableJobState"
 QUEUE_ATTRIBUTE = "DurableJobQueue"
 OPERATION_KEY_ATTRIBUTE = "DurableJobOperationKey"
+SEARCH_ATTRIBUTES = (STATE_ATTRIBUTE, QUEUE_ATTRIBUTE, OPERATION_KEY_ATTRIBUTE)
+"""All of type Keyword."""
 
 
 def workflow_id(job_id: UUID | str) -> str:
@@ -43,8 +45,6 @@ class JobStart:
     organization: str
     lease_seconds: float
     timeout_seconds: float
-    attempt: int = 1
-    """The number that the next attempt will have, for its summary."""
     indexed: bool = False
     """Whether the namespace knows the search attributes."""
 

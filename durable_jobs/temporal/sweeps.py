@@ -18,6 +18,7 @@ from durable_jobs.handler import JobHandler
 from durable_jobs.service import DurableJobService
 from durable_jobs.service.reconciliation import Candidate, Handled
 from durable_jobs.temporal import messages
+from durable_jobs.temporal.beats import beat
 from durable_jobs.temporal.escalation import Escalations
 from durable_jobs.temporal.launch import Launcher
 
@@ -62,8 +63,7 @@ class SweepActivities:
         if job.escalated_at is not None:
             await self._escalations(job)
         try:
-            # A settled job's workflow is told if it runs; signal-with-start would open one that has closed.
-            await (self._launcher.nudge(job) if job.status.is_settled else self._launcher.wake(job))
+            await self._launcher.tell(job)
             for follow_up in handled.follow_ups:
                 await self._launcher.start(follow_up)
         except RPCError as error:
@@ -113,13 +113,7 @@ def _lease_alive(candidate: Candidate) -> bool:
 @contextlib.asynccontextmanager
 async def _beating() -> AsyncIterator[None]:
     """Heartbeats to Temporal while a sweep runs."""
-
-    async def beat() -> None:
-        while True:
-            activity.heartbeat()
-            await asyncio.sleep(HEARTBEAT_SECONDS)
-
-    beats = asyncio.create_task(beat())
+    beats = asyncio.create_task(beat(HEARTBEAT_SECONDS))
     try:
         yield
     finally:

@@ -1,0 +1,12 @@
+"""Heartbeats to Temporal, which only tell that the process lives; the lease is the keeper's."""
+
+import asyncio
+
+from temporalio import activity
+
+
+async def beat(every: float) -> None:
+    """Heartbeat every so many seconds, until cancelled."""
+    while True:
+        activity.heartbeat()
+        await asyncio.sleep(every)
