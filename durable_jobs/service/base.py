@@ -1,7 +1,8 @@
 """What every part of the service shares: the database, the store, and how a decided verb runs."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -60,6 +61,25 @@ class ServicePart:
             return job
 
         return await self.database.run(work, control=control)
+
+    async def _each(
+        self,
+        page: Callable[..., Awaitable[list[UUID]]],
+        size: int,
+        act: Callable[[UUID], Awaitable[bool]],
+    ) -> list[UUID]:
+        """Act on every job of a listing by id, read in pages of `size`; returns those that `act` says it changed.
+
+        `page` takes a connection and `after`, the last id of the page before.
+        """
+        done: list[UUID] = []
+        after: UUID | None = None
+        while True:
+            ids = await self.database.run(partial(page, after=after), control=True)
+            done += [job_id for job_id in ids if await act(job_id)]
+            if len(ids) < size:
+                return done
+            after = ids[-1]
 
 
 def require_text(**values: object) -> None:

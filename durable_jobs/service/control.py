@@ -1,5 +1,6 @@
 """The verbs of products and operators. Each leaves an audit row, and runs on a small pool of its own."""
 
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -157,18 +158,10 @@ class Control(ServicePart):
             wanted["job_type"] = wanted["job_type"].lower()
         if not wanted:
             raise InvalidInput.at("filter", "must name at least one field")
-        sent: list[UUID] = []
-        after: UUID | None = None
-        while True:
-            page = await self._escalated(wanted, after)
-            sent += [job_id for job_id in page if await self._recheck(job_id, actor, reason)]
-            if len(page) < _RECHECK_PAGE:
-                return sent
-            after = page[-1]
-
-    async def _escalated(self, wanted: dict[str, Any], after: UUID | None) -> list[UUID]:
-        return await self.database.run(
-            lambda own: self._sweeps.escalated(own, wanted, after=after, limit=_RECHECK_PAGE), control=True
+        return await self._each(
+            partial(self._sweeps.escalated, wanted=wanted, limit=_RECHECK_PAGE),
+            _RECHECK_PAGE,
+            partial(self._recheck, actor=actor, reason=reason),
         )
 
     async def _recheck(self, job_id: UUID, actor: str, reason: str) -> bool:

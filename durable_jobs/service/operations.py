@@ -4,6 +4,7 @@ import hashlib
 import secrets
 from collections.abc import Sequence
 from datetime import datetime
+from functools import partial
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -89,18 +90,10 @@ class Operations(ServicePart):
         require_text(actor=actor, reason=reason)
         if problem := time_problem(since):
             raise InvalidInput.at("since", problem)
-        done: list[UUID] = []
-        after: UUID | None = None
-        while True:
-            page = await self._unsettled(after)
-            done += [job_id for job_id in page if await self._quarantine(job_id, since, actor, reason)]
-            if len(page) < _PAGE:
-                return done
-            after = page[-1]
-
-    async def _unsettled(self, after: UUID | None) -> list[UUID]:
-        return await self.database.run(
-            lambda own: self._operations.unsettled(own, after=after, limit=_PAGE), control=True
+        return await self._each(
+            partial(self._operations.unsettled, limit=_PAGE),
+            _PAGE,
+            partial(self._quarantine, since=since, actor=actor, reason=reason),
         )
 
     async def _quarantine(self, job_id: UUID, since: datetime, actor: str, reason: str) -> bool:

@@ -5,15 +5,7 @@ Of the same shape as the fenced statements of `store.statements`.
 
 from functools import cache
 
-from durable_jobs.store.statements import filled
-
-_SCOPE = {
-    "organizations": "j.organization_id = ANY(%(organizations)s)",
-    "queues": "j.queue = ANY(%(queues)s)",
-    "queue": "j.queue = %(queue)s",
-    "job_types": "j.job_type = ANY(%(job_types)s)",
-}
-_ORDER = "j.priority DESC, j.scheduled_at, j.created_at, j.id"
+from durable_jobs.store.statements import EXPIRED, ORDER, SCOPE, filled
 
 _DECIDE_CLAIM = """
 judged AS MATERIALIZED (
@@ -131,18 +123,15 @@ WITH repeated AS MATERIALIZED (
 _PAUSED = """EXISTS (SELECT FROM {s}.queue_controls q WHERE q.queue = j.queue AND q.job_type IN ('', j.job_type)
             AND q.organization_id IN ('', j.organization_id))"""
 _QUEUED = "j.status = 'queued' AND j.scheduled_at <= statement_timestamp() AND {scope} AND NOT {paused}"
-_EXPIRED = (
-    "j.status IN ('claimed', 'running') AND j.lease_expires_at <= statement_timestamp()"
-    " AND j.cancel_requested_at IS NULL AND {scope} AND NOT {paused}"
-)
+_EXPIRED = EXPIRED + " AND j.cancel_requested_at IS NULL AND {scope} AND NOT {paused}"
 
 
 @cache
 def claim_statement(schema: str, by_id: bool, filters: frozenset[str]) -> str:
     """The claim, by id or of the next eligible job, narrowed by `filters` (names of parameters that are given)."""
-    scope = " AND ".join(_SCOPE[name] for name in sorted(filters)) or "true"
+    scope = " AND ".join(SCOPE[name] for name in sorted(filters)) or "true"
     chosen = _CLAIM_BY_ID if by_id else _CLAIM_NEXT
     queued, expired = _QUEUED.replace("{scope}", scope), _EXPIRED.replace("{scope}", scope)
     return filled(
-        chosen + _DECIDE_CLAIM, schema, scope=scope, queued=queued, expired=expired, order=_ORDER, paused=_PAUSED
+        chosen + _DECIDE_CLAIM, schema, scope=scope, queued=queued, expired=expired, order=ORDER, paused=_PAUSED
     )

@@ -13,6 +13,17 @@ from durable_jobs.store.tables import jobs
 EVENT_COLUMNS = """(job_id, organization_id, project_id, name, status, generation, intent_number, attempt_count, actor,
         occurred_at, data)"""
 
+SCOPE = {
+    "organizations": "j.organization_id = ANY(%(organizations)s)",
+    "queues": "j.queue = ANY(%(queues)s)",
+    "queue": "j.queue = %(queue)s",
+    "job_types": "j.job_type = ANY(%(job_types)s)",
+}
+"""What narrows a scan, by the parameter that is given."""
+ORDER = "j.priority DESC, j.scheduled_at, j.created_at, j.id"
+"""The order of claims."""
+EXPIRED = "j.status IN ('claimed', 'running') AND j.lease_expires_at <= statement_timestamp()"
+
 INSERT = """
 WITH asked AS (
     SELECT * FROM unnest(

@@ -10,9 +10,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from durable_jobs.contract.models import Job
 from durable_jobs.contract.workers import WorkerRecord
 from durable_jobs.store.jobs import job_of
+from durable_jobs.store.statements import EXPIRED, ORDER, SCOPE
 
-_EXPIRED = "j.status IN ('claimed', 'running') AND j.lease_expires_at <= statement_timestamp()"
-_UNRESOLVED = "j.status IN ('indeterminate', 'timed_out')"
+_SHARED = {"unresolved": "j.status IN ('indeterminate', 'timed_out')", "expired": EXPIRED, "order": ORDER}
+"""The parts that the templates below have in common."""
 
 PROJECTS = """
 SELECT DISTINCT organization_id, project_id FROM (
@@ -55,7 +56,7 @@ DUE_FOR_LAUNCH = """
 WITH due AS MATERIALIZED (
     SELECT j.id FROM {s}.jobs j WHERE j.queue = %(queue)s AND j.launch_check_at <= statement_timestamp()
         AND j.id = COALESCE(%(only)s, j.id)
-    ORDER BY j.priority DESC, j.scheduled_at, j.created_at, j.id LIMIT %(limit)s FOR NO KEY UPDATE SKIP LOCKED
+    ORDER BY {order} LIMIT %(limit)s FOR NO KEY UPDATE SKIP LOCKED
 ), clock AS MATERIALIZED (SELECT clock_timestamp() AS now)
 UPDATE {s}.jobs j SET launch_check_at = CASE
     WHEN j.status IN ('queued', 'claimed', 'running', 'indeterminate', 'timed_out') THEN c.now + LEAST(
@@ -67,7 +68,7 @@ FROM due d, clock c WHERE j.id = d.id RETURNING j.*, c.now
 
 DUE_IDS = """
 SELECT j.id FROM {s}.jobs j WHERE j.queue = %(queue)s AND j.launch_check_at <= statement_timestamp()
-ORDER BY j.priority DESC, j.scheduled_at, j.created_at, j.id LIMIT %(limit)s
+ORDER BY {order} LIMIT %(limit)s
 """
 
 # A launch that failed is tried again as soon as that.
@@ -100,7 +101,7 @@ SELECT j.* FROM {s}.jobs j WHERE j.queue = %(queue)s
     AND (%(organization)s::text IS NULL OR j.organization_id = %(organization)s)
     AND (%(priority)s::int IS NULL OR (-j.priority, j.scheduled_at, j.created_at, j.id)
         > (-%(priority)s::int, %(scheduled_at)s::timestamptz, %(created_at)s::timestamptz, %(id)s::uuid))
-ORDER BY j.priority DESC, j.scheduled_at, j.created_at, j.id LIMIT %(limit)s
+ORDER BY {order} LIMIT %(limit)s
 """
 
 PAUSE = """
@@ -146,7 +147,7 @@ class SweepStore:
 
     def sql(self, template: str, **parts: str) -> str:
         """The SQL of one of this module's templates."""
-        for name, value in {"unresolved": _UNRESOLVED, "expired": _EXPIRED, **parts, "s": self.schema}.items():
+        for name, value in (_SHARED | parts | {"s": self.schema}).items():
             template = template.replace("{" + name + "}", value)
         return template
 
@@ -258,11 +259,6 @@ class SweepStore:
         return [WorkerRecord.model_validate(row) for row in await self._rows(connection, WORKERS, {})]
 
 
-_SCOPE = {
-    "queue": "j.queue = %(queue)s",
-    "job_types": "j.job_type = ANY(%(job_types)s)",
-    "organizations": "j.organization_id = ANY(%(organizations)s)",
-}
 _FILTERS = {
     "job_id": "j.id = %(job_id)s",
     "organization": "j.organization_id = %(organization)s",
@@ -279,7 +275,7 @@ def _given(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _scope(scope: Mapping[str, Any]) -> str:
-    return " AND ".join(_SCOPE[name] for name in _given(scope)) or "true"
+    return " AND ".join(SCOPE[name] for name in _given(scope)) or "true"
 
 
 def scope_of(queue: str | None, job_types: Sequence[str] | None, organizations: Sequence[str] | None) -> dict[str, Any]:
