@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +11,8 @@ from unittest import mock
 
 from durable_jobs._processes import free_port
 from durable_jobs.dev import DATABASE_URL_VARIABLE, TEMPORAL_ADDRESS_VARIABLE, DevStack
+from durable_jobs.store.migrate import migrate
+from tests.probes import execute
 
 
 def scratch_folder(prefix: str) -> Path:
@@ -32,3 +35,22 @@ def own_servers(folder: Path, *, persistent: bool = True) -> Iterator[DevStack]:
         stack = DevStack(folder, persistent=persistent)
     with stack:
         yield stack
+
+
+@contextmanager
+def scratch_servers(*, persistent: bool) -> Iterator[DevStack]:
+    """`own_servers` in a folder that goes with them."""
+    folder = scratch_folder("durable-jobs-failures-")
+    try:
+        with own_servers(folder / "servers", persistent=persistent) as stack:
+            yield stack
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def template_database(stack: DevStack) -> str:
+    """Make a database that holds the schema and no rows, for each test's to be a clone of; its name."""
+    name = "durable_jobs_template"
+    execute(stack.database_url, f"CREATE DATABASE {name}")
+    migrate(stack.database_url.rpartition("/")[0] + f"/{name}")
+    return name

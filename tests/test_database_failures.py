@@ -5,7 +5,6 @@ On servers of this file's own, as those of the suite are not to be stopped.
 
 import asyncio
 import contextlib
-import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from datetime import timedelta
@@ -30,10 +29,9 @@ from durable_jobs import (
 )
 from durable_jobs.contract.errors import StoreUnavailable
 from durable_jobs.dev import DevStack
-from durable_jobs.store.migrate import migrate
 from tests.conftest import Specs
 from tests.probes import Gate, Probe, Provider, Script, eventually, execute, trail
-from tests.servers import own_servers, scratch_folder
+from tests.servers import scratch_servers, template_database
 
 T = TypeVar("T")
 
@@ -45,21 +43,14 @@ JOBS = 60
 @pytest.fixture(scope="module")
 def durable_jobs_stack() -> Iterator[DevStack]:
     """In place of the run's own."""
-    folder = scratch_folder("durable-jobs-failures-")
-    try:
-        with own_servers(folder, persistent=False) as stack:
-            yield stack
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with scratch_servers(persistent=False) as stack:
+        yield stack
 
 
 @pytest.fixture(scope="module")
 def durable_jobs_template(durable_jobs_stack: DevStack) -> str:
     """What each test's database is a clone of."""
-    name = "durable_jobs_template"
-    execute(durable_jobs_stack.database_url, f"CREATE DATABASE {name}")
-    migrate(durable_jobs_stack.database_url.rpartition("/")[0] + f"/{name}")
-    return name
+    return template_database(durable_jobs_stack)
 
 
 @pytest.fixture

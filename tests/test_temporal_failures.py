@@ -5,7 +5,6 @@ On servers of this file's own, as those of the suite are not to be stopped.
 
 import asyncio
 import contextlib
-import shutil
 import signal
 from collections.abc import Iterator
 from datetime import timedelta
@@ -17,12 +16,11 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from durable_jobs import DurableJobs, JobContext, JobHandle, JobStatus
 from durable_jobs.dev import DevStack
-from durable_jobs.store.migrate import migrate
 from durable_jobs.temporal.launch import Launcher
 from tests.conftest import Specs, Workers
 from tests.probes import Gate, Probe, Provider, eventually, execute, until, workflow_status
 from tests.processes.harness import Scene
-from tests.servers import own_servers, scratch_folder
+from tests.servers import scratch_servers, template_database
 
 pytest_plugins = ["tests.processes.fixtures"]
 
@@ -32,21 +30,14 @@ OFTEN = timedelta(seconds=1)
 @pytest.fixture(scope="module")
 def durable_jobs_stack() -> Iterator[DevStack]:
     """In place of the run's own; this one's workflows outlive a restart."""
-    folder = scratch_folder("durable-jobs-failures-")
-    try:
-        with own_servers(folder / "servers") as stack:
-            yield stack
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with scratch_servers(persistent=True) as stack:
+        yield stack
 
 
 @pytest.fixture(scope="module")
 def durable_jobs_template(durable_jobs_stack: DevStack) -> str:
     """What each test's database is a clone of."""
-    name = "durable_jobs_template"
-    execute(durable_jobs_stack.database_url, f"CREATE DATABASE {name}")
-    migrate(durable_jobs_stack.database_url.rpartition("/")[0] + f"/{name}")
-    return name
+    return template_database(durable_jobs_stack)
 
 
 async def test_temporal_goes_away_while_a_job_runs(

@@ -65,38 +65,45 @@ def _of_database(facts: dict[str, object]) -> list[Finding]:
     settings = {name: facts[name] for name in ("fsync", "full_page_writes", "synchronous_commit")}
     off = [name for name, value in settings.items() if value == "off" and name != "synchronous_commit"]
     dead, live, xmin = (int(facts[name] or 0) for name in ("dead_tuples", "live_tuples", "oldest_xmin_age"))  # type: ignore[call-overload]
+    standby = bool(facts["in_recovery"])
     return [
-        Finding(
+        _judged(
             "clocks",
-            "ok" if skew < SKEW_SECONDS else "warning",
+            skew < SKEW_SECONDS,
             f"this machine and the database differ by {skew:.1f} s",
-            "" if skew < SKEW_SECONDS else "set the clock; leases are judged by the database's alone",
+            "set the clock; leases are judged by the database's alone",
         ),
-        Finding(
+        _judged(
             "durability",
-            "bad" if off else "ok",
+            not off,
             ", ".join(f"{name}={value}" for name, value in settings.items()),
-            f"switch {', '.join(off)} on: a committed boundary may be lost" if off else "",
+            f"switch {', '.join(off)} on: a committed boundary may be lost",
+            otherwise="bad",
         ),
-        Finding(
+        _judged(
             "primary",
-            "bad" if facts["in_recovery"] else "ok",
-            "a standby" if facts["in_recovery"] else "the primary",
-            "connect to the primary" if facts["in_recovery"] else "",
+            not standby,
+            "a standby" if standby else "the primary",
+            "connect to the primary",
+            otherwise="bad",
         ),
-        Finding(
+        _judged(
             "old snapshots",
-            "warning" if xmin > OLD_SNAPSHOT else "ok",
+            xmin <= OLD_SNAPSHOT,
             f"the oldest is {xmin} transactions old",
-            "end the session that holds it: claims slow down" if xmin > OLD_SNAPSHOT else "",
+            "end the session that holds it: claims slow down",
         ),
-        Finding(
+        _judged(
             "dead rows",
-            "warning" if dead > max(10_000, live) else "ok",
+            dead <= max(10_000, live),
             f"{dead} dead beside {live} live in jobs",
-            "let autovacuum run more often on the table" if dead > max(10_000, live) else "",
+            "let autovacuum run more often on the table",
         ),
     ]
+
+
+def _judged(check: str, fine: bool, found: str, do: str, *, otherwise: Level = "warning") -> Finding:
+    return Finding(check, "ok", found) if fine else Finding(check, otherwise, found, do)
 
 
 async def _of_temporal(jobs: DurableJobs, workers: list[WorkerRecord]) -> list[Finding]:
@@ -113,17 +120,18 @@ async def _of_temporal(jobs: DurableJobs, workers: list[WorkerRecord]) -> list[F
         return [Finding("Temporal", "bad", f"not reachable: {error}", "check TEMPORAL_ADDRESS; accepted jobs wait")]
     return [
         Finding("Temporal", "ok", f"namespace {jobs.temporal.namespace}"),
-        Finding(
+        _judged(
             "search attributes",
-            "ok" if indexed else "warning",
+            indexed,
             "present" if indexed else "missing",
-            "" if indexed else f"create {', '.join(SEARCH_ATTRIBUTES)} (Keyword); optional",
+            f"create {', '.join(SEARCH_ATTRIBUTES)} (Keyword); optional",
         ),
-        Finding(
+        _judged(
             "schedules",
-            "bad" if missing else "ok",
+            not missing,
             f"missing for {', '.join(missing)}" if missing else "present for every live queue",
-            "restart a worker of the queue: it makes the schedule" if missing else "",
+            "restart a worker of the queue: it makes the schedule",
+            otherwise="bad",
         ),
     ]
 
@@ -153,7 +161,7 @@ def _of_workers(workers: list[WorkerRecord]) -> list[Finding]:
     stale = [each for each in workers if tables.health(each) is WorkerState.STALE]
     live = sum(tables.health(each) is WorkerState.HEALTHY for each in workers)
     if not stale:
-        return [Finding("workers", "ok" if live else "warning", f"{live} healthy", "" if live else "start a worker")]
+        return [_judged("workers", live > 0, f"{live} healthy", "start a worker")]
     names = ", ".join(each.id for each in stale[:3])
     return [
         Finding("workers", "warning", f"{len(stale)} stopped reporting: {names}", "they crashed or lost the database")

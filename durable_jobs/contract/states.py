@@ -68,24 +68,6 @@ class Via(StrEnum):
 
 
 ACTIVE = frozenset({JobStatus.CLAIMED, JobStatus.RUNNING})
-TERMINAL = frozenset(
-    {
-        JobStatus.COMPLETED,
-        JobStatus.FAILED,
-        JobStatus.CANCELLED,
-        JobStatus.DEAD_LETTER,
-        JobStatus.INDETERMINATE,
-        JobStatus.HALT_UNSAFE,
-        JobStatus.TIMED_OUT,
-    }
-)
-UNRESOLVED = frozenset({JobStatus.INDETERMINATE, JobStatus.TIMED_OUT})
-SETTLED = TERMINAL - UNRESOLVED
-
-INITIAL = JobStatus.QUEUED
-"""The one status in which a row may be inserted."""
-
-_Q, _C, _R = JobStatus.QUEUED, JobStatus.CLAIMED, JobStatus.RUNNING
 _UNSUCCESSFUL = (
     JobStatus.FAILED,
     JobStatus.CANCELLED,
@@ -94,6 +76,14 @@ _UNSUCCESSFUL = (
     JobStatus.HALT_UNSAFE,
     JobStatus.TIMED_OUT,
 )
+TERMINAL = frozenset({JobStatus.COMPLETED, *_UNSUCCESSFUL})
+UNRESOLVED = frozenset({JobStatus.INDETERMINATE, JobStatus.TIMED_OUT})
+SETTLED = TERMINAL - UNRESOLVED
+
+INITIAL = JobStatus.QUEUED
+"""The one status in which a row may be inserted."""
+
+_Q, _C, _R = JobStatus.QUEUED, JobStatus.CLAIMED, JobStatus.RUNNING
 
 TRANSITIONS: dict[tuple[JobStatus, JobStatus], Via] = {
     (_Q, _C): Via.CLAIM,

@@ -160,5 +160,4 @@ class Clients:
 
 def to_be_retried(job: Job) -> bool:
     """Whether the operator will try this failed job once more: the provider itself said no to it."""
-    by_operator = (job.reconciliation or {}).get("by") == "operator"
-    return job.payload["shape"] == "retried" and job.intent_number == 0 and not by_operator
+    return job.payload["shape"] == "retried" and job.intent_number == 0 and not job.settled_by_operator
