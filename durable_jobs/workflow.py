@@ -14,10 +14,10 @@ from temporalio.exceptions import ActivityError, ApplicationError, ChildWorkflow
 from temporalio.workflow import ParentClosePolicy
 
 with workflow.unsafe.imports_passed_through():
-    from durable_jobs.contract.backoff import doubled
     from durable_jobs.contract.specs import JobSpec
     from durable_jobs.temporal import messages
     from durable_jobs.temporal.messages import ChildJob, JobAnswer, JobOutcome, workflow_id
+    from durable_jobs.temporal.steps import widening
 
 __all__ = ["run_job"]
 
@@ -58,7 +58,7 @@ async def run_job(spec: JobSpec) -> dict[str, Any]:
             break
         # Its workflow was terminated, or another one started it: the row tells in time.
         polls += 1
-        await workflow.sleep(doubled(1.0, polls, _LONGEST_POLL))
+        await workflow.sleep(widening(polls, longest=_LONGEST_POLL))
     if answer.status == "completed":
         return answer.result or {}
     message = f"job {child.start.job_id} ended {answer.status}: {answer.error_message}"

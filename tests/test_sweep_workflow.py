@@ -393,8 +393,9 @@ async def test_saturated_job_slots_do_not_starve_the_sweep(
     plugin = DurableJobsPlugin(database_url, [handler], reconcile_every=NEVER, grace_seconds=1)
     waiting = await uncertain(jobs.service, spec())
     async with Worker(temporal_client, task_queue=queue, plugins=[plugin], max_concurrent_activities=1):
-        blocking, queued = await jobs.create_job(spec()), await jobs.create_job(spec())
+        blocking = await jobs.create_job(spec())
         await gate.handler_came()
+        queued = await jobs.create_job(spec())  # only now: of two at once either may get the slot
         async with asyncio.timeout(20):
             assert await jobs.sweep(queue) == summary(resolved={"completed": 1})
         assert (await jobs.service.get_job(waiting.id)).status is JobStatus.COMPLETED

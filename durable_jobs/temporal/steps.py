@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from durable_jobs.contract.backoff import doubled
 from durable_jobs.temporal.messages import NOT_HOSTED, PAUSED, JobView
 
 LONGEST_WAIT = 3600.0
@@ -29,6 +28,11 @@ class Step:
     why: str = ""
 
 
+def widening(tries: int, first: float = 1.0, longest: float = LONGEST_WAIT) -> float:
+    """`first`, doubled for each try after the first, at most `longest`; seconds."""
+    return min(first * 2.0 ** min(max(tries, 1) - 1, 64), longest)
+
+
 def next_step(view: JobView, idle: int, waited: bool) -> Step:
     """`idle` counts the rounds in which the row has not moved; `waited` says that the last round was a wait.
 
@@ -39,7 +43,7 @@ def next_step(view: JobView, idle: int, waited: bool) -> Step:
     if view.settled:
         return Step(Act.CLOSE)
     if view.terminal:
-        return Step(Act.WAIT, doubled(30.0, idle + 1, LONGEST_WAIT), "resolution")
+        return Step(Act.WAIT, widening(idle + 1, first=30.0), "resolution")
     if view.due_in > 0:
         active = view.status != "queued"
         seconds = min(view.due_in + (EXPIRY_MARGIN if active else 0.0), LONGEST_WAIT)
@@ -47,4 +51,4 @@ def next_step(view: JobView, idle: int, waited: bool) -> Step:
     if waited or (idle == 0 and view.code not in _HELD_UP):
         return Step(Act.ATTEMPT)
     longest, why = _HELD_UP.get(view.code or "", (60.0, "another try"))
-    return Step(Act.WAIT, doubled(1.0, idle, longest), why)
+    return Step(Act.WAIT, widening(idle, longest=longest), why)
