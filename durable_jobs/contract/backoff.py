@@ -1,5 +1,4 @@
-"""The one shape of every wait that widens: retries of attempts, lookups, and looks at a row. Pure, and light enough
-for workflow code."""
+"""The one shape of the waits that the row records: before another attempt, and before another lookup. Pure."""
 
 
 def doubled(first: float, tries: int, longest: float) -> float:
