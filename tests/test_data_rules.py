@@ -6,7 +6,7 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
 from durable_jobs import DurableJobService, JobError, JobStatus
@@ -356,8 +356,18 @@ def test_the_digest_tells_large_numbers_apart() -> None:
     assert request_digest({"a": -0.0}) == request_digest({"a": 0})
 
 
+@unhurried
+@given(text=ANY_TEXT | st.text(alphabet="\x00\ud800\udfff😀x", max_size=600), limit=st.integers(1, 300))
+@example(text="x" * 9 + "\x00" * 20, limit=128)
+def test_storable_text_keeps_its_limit_and_is_left_as_it_is(text: str, limit: int) -> None:
+    storable = storable_text(text, limit)
+    assert len(storable) <= limit
+    assert storable_text(storable, limit) == storable
+
+
 @on_one_database
 @given(texts=st.lists(ANY_TEXT | st.text(alphabet="\x00\ud800\udfff😀x", max_size=6000), min_size=4, max_size=4))
+@example(texts=["x" * 9 + "\x00" * 20, "", "", ""])
 async def test_any_error_is_stored(service: DurableJobService, spec: Specs, texts: list[str]) -> None:
     """Case 29, its whole kind: `JobError.of` never raises, and what it makes is stored as it is."""
     code, message, kind, trace = texts

@@ -28,6 +28,13 @@ LATEST = datetime(2201, 1, 1, tzinfo=UTC)
 T = TypeVar("T")
 
 _LARGEST = 10**MAX_DIGITS
+# Controls, format characters, separators other than the space, surrogates, private use, noncharacters: by their ranges,
+# as str.isprintable also refuses what its own version of Unicode doesn't know yet. SQL's `key_problem` has the same.
+_UNPRINTABLE = re.compile(
+    "[\x00-\x1f\x7f-\xa0\xad\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u1680\u180e\u2000-\u200f\u2028-\u202f"
+    "\u205f-\u206f\u3000\ud800-\uf8ff\ufdd0-\ufdef\ufeff\ufff0-\ufffb\ufffe\uffff\U000110bd\U000110cd"
+    "\U00013430-\U0001343f\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U0001fffe\U0001ffff\U000e0000-\U0010ffff]"
+)
 _RETRY_SUFFIX = re.compile(r":retry-\d{1,10}\Z")
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 
@@ -60,7 +67,7 @@ def key_problem(value: str) -> str | None:
     """What is wrong with an idempotency or operation key: 1 to 255 printable characters, not all blank."""
     if not 1 <= len(value) <= MAX_KEY_CHARACTERS:
         return f"must have 1 to {MAX_KEY_CHARACTERS} characters, has {len(value)}"
-    if not value.isprintable() or not value.strip():
+    if _UNPRINTABLE.search(value) or not value.strip(" "):
         return "must be printable characters, not all blank"
     return None
 
@@ -154,9 +161,12 @@ def storable_text(value: object, limit: int) -> str:
         text = str(value)
     except BaseException as error:
         text = f"<{type(value).__name__} whose text raised {type(error).__name__}>"
-    if len(text) > limit:
-        text = text[: limit - 1] + "…"
-    return _UNSTORABLE.sub(lambda match: f"\\u{ord(match.group()):04x}", text)
+    # Cut once more after the escapes, which lengthen it: what was made storable is left as it is the next time.
+    return _cut(_UNSTORABLE.sub(lambda match: f"\\u{ord(match.group()):04x}", _cut(text, limit)), limit)
+
+
+def _cut(text: str, limit: int) -> str:
+    return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 def evidence_of(value: object, limit: int = 8192) -> str:

@@ -44,6 +44,15 @@ CREATE FUNCTION {s}.envelope_seal(job uuid, field text, value jsonb) RETURNS tex
         'UTF8')), 'hex'), 16)
 $seal$;
 
+-- What is wrong with an idempotency key or a name in the identity, as durable_jobs.contract.rules has it.
+CREATE FUNCTION {s}.key_problem(value text) RETURNS text LANGUAGE sql IMMUTABLE AS $problem$
+    SELECT CASE
+        WHEN value IS NULL OR length(value) NOT BETWEEN 1 AND 255 THEN 'must have 1 to 255 characters'
+        WHEN value ~ '^ *$' OR value ~ U&'[\0001-\001F\007F-\00A0\00AD\0600-\0605\061C\06DD\070F\0890\0891\08E2\1680\180E\2000-\200F\2028-\202F\205F-\206F\3000\E000-\F8FF\FDD0-\FDEF\FEFF\FFF0-\FFFB\FFFE\FFFF\+0110BD\+0110CD\+013430-\+01343F\+01BCA0-\+01BCA3\+01D173-\+01D17A\+01FFFE\+01FFFF\+0E0000-\+10FFFF]'
+            THEN 'must be printable characters, not all blank'
+        END
+$problem$;
+
 CREATE FUNCTION {s}.refuse_input(field text, problem text) RETURNS void LANGUAGE plpgsql AS $refuse$
 BEGIN
     RAISE EXCEPTION '%: %', field, problem USING ERRCODE = 'DJ004', COLUMN = field;
@@ -53,24 +62,30 @@ END $refuse$;
 -- jsonb itself has refused U+0000, lone surrogates, NaN and infinities, and has folded duplicate keys.
 CREATE FUNCTION {s}.json_problem(value jsonb) RETURNS text LANGUAGE sql IMMUTABLE AS $problem$
     WITH RECURSIVE nodes AS (
-        SELECT value AS node, 1 AS depth
+        SELECT value AS node, 1 AS depth, 0 AS blanks
         UNION ALL
-        SELECT child.value, n.depth + 1
+        SELECT child.value, n.depth + 1, child.blanks
         FROM nodes n
         CROSS JOIN LATERAL (
-            SELECT e.value FROM jsonb_each(CASE jsonb_typeof(n.node) WHEN 'object' THEN n.node ELSE '{}' END) e
+            SELECT e.value, 2 FROM jsonb_each(CASE jsonb_typeof(n.node) WHEN 'object' THEN n.node ELSE '{}' END) e
             UNION ALL
-            SELECT e.value FROM jsonb_array_elements(CASE jsonb_typeof(n.node) WHEN 'array' THEN n.node ELSE '[]' END) e
-        ) child
+            SELECT e.value, 1
+            FROM jsonb_array_elements(CASE jsonb_typeof(n.node) WHEN 'array' THEN n.node ELSE '[]' END) e
+        ) child (value, blanks)
         WHERE n.depth <= 64
+    ), size AS (
+        -- Of compact JSON: jsonb's text has a blank after each colon and comma, of which a container has no last one.
+        SELECT octet_length(value::text) - CASE WHEN octet_length(value::text) <= 8388608 THEN 0 ELSE (
+            SELECT sum(blanks) - count(*) FILTER (WHERE jsonb_typeof(node) IN ('object', 'array') AND node NOT IN ('{}', '[]'))
+            FROM nodes) END AS bytes
     )
     SELECT CASE
         WHEN jsonb_typeof(value) <> 'object' THEN 'must be a JSON object, not ' || jsonb_typeof(value)
         WHEN value = '{}' THEN 'must not be empty'
         WHEN value ?| ARRAY['execution', 'governance'] THEN 'execution and governance are reserved: only typed inputs write them'
-        WHEN octet_length(value::text) > 8388608 THEN 'must be at most 8388608 bytes, is ' || octet_length(value::text)
         WHEN EXISTS (SELECT FROM nodes WHERE depth > 64 AND jsonb_typeof(node) IN ('object', 'array'))
             THEN 'must be nested at most 64 deep'
+        WHEN (SELECT bytes FROM size) > 8388608 THEN 'must be at most 8388608 bytes, is ' || (SELECT bytes FROM size)
         WHEN EXISTS (SELECT FROM nodes WHERE CASE jsonb_typeof(node) WHEN 'number'
             THEN abs(node::numeric) >= 1e400::numeric ELSE false END)
             THEN 'must have at most 400 digits'
@@ -104,8 +119,6 @@ DECLARE
     problem text;
     name text;
     value text;
-    -- Format characters, separators other than the space, and private use: what Python's str.isprintable refuses.
-    unprintable constant text := U&'[\00A0\00AD\0600-\0605\061C\06DD\070F\0890\0891\08E2\1680\180E\2000-\200F\2028-\202F\205F-\206F\3000\E000-\F8FF\FEFF\FFF9-\FFFB]';
 BEGIN
     FOR name, value IN VALUES ('organization', organization), ('project', project), ('job_type', job_type), ('queue', queue)
     LOOP
@@ -115,15 +128,14 @@ BEGIN
     END LOOP;
     IF queue LIKE '%.reconciliation' THEN
         PERFORM {s}.refuse_input('queue', 'the suffix .reconciliation is reserved');
+    ELSIF isolated AND organization LIKE '%.reconciliation' THEN
+        PERFORM {s}.refuse_input('organization', 'its isolated queue would end in .reconciliation, which is reserved');
     END IF;
     FOR name, value IN VALUES ('idempotency_key', idempotency_key), ('tenant', tenant), ('actor', actor), ('trace', trace)
     LOOP
         CONTINUE WHEN value IS NULL AND name <> 'idempotency_key';
-        IF value IS NULL OR length(value) NOT BETWEEN 1 AND 255 THEN
-            PERFORM {s}.refuse_input(name, 'must have 1 to 255 characters');
-        ELSIF value ~ '[[:cntrl:]]' OR value ~ '^[[:space:]]*$' OR value ~ unprintable THEN
-            PERFORM {s}.refuse_input(name, 'must be printable characters, not all blank');
-        END IF;
+        problem := {s}.key_problem(value);
+        IF problem IS NOT NULL THEN PERFORM {s}.refuse_input(name, problem); END IF;
     END LOOP;
     problem := CASE WHEN payload IS NULL THEN 'must be a JSON object' ELSE {s}.json_problem(payload) END;
     IF problem IS NOT NULL THEN PERFORM {s}.refuse_input('payload', problem); END IF;
@@ -147,7 +159,7 @@ BEGIN
     IF isolated THEN target := queue || '@' || organization; END IF;
     IF tenant IS NOT NULL THEN
         lineage := jsonb_build_object('version', 1, 'tenant', tenant, 'actor', actor, 'trace', trace, 'task', NULL, 'run', NULL,
-            'attempt', NULL, 'action_intent', NULL, 'admission_decision', NULL, 'approval', NULL, 'parent_job', NULL,
+            'attempt', NULL, 'action_intent', NULL, 'admission_decision', NULL, 'approval', NULL, 'governance', NULL, 'parent_job', NULL,
             'parent_run', NULL, 'organization', organization, 'project', project, 'job', new_id::text);
         stored := payload || jsonb_build_object('execution', lineage || jsonb_build_object('seals', (
             SELECT jsonb_object_agg(f.key, {s}.envelope_seal(new_id, f.key, f.value)) FROM jsonb_each(lineage) f)));
