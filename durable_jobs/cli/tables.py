@@ -130,10 +130,14 @@ def queues(found: Iterable[QueueOverview]) -> None:
 
 def workers(found: Iterable[WorkerRecord]) -> None:
     rows = (
-        (each.id, health(each), each.queue, ", ".join(each.job_types), each.running, age(each.heartbeat_at, each.now))
+        (each.id, health(each), each.queue, ", ".join(each.job_types), _load(each), age(each.heartbeat_at, each.now))
         for each in found
     )
     show(("id", "health", "queue", "types", "running", "heartbeat"), rows, empty="no worker was ever here")
+
+
+def _load(worker: WorkerRecord) -> str:
+    return f"{worker.running} of {worker.slots}" if worker.slots else str(worker.running)
 
 
 def health(worker: WorkerRecord) -> WorkerState:

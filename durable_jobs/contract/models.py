@@ -276,6 +276,8 @@ class ClaimOutcome(Record):
     claim: Claim | None = None
     job: Job | None = None
     refusal: ClaimRefusal | None = None
+    reclaimed: bool = False
+    """Whether the claim is of a job whose lease had run out."""
 
     def __bool__(self) -> bool:
         return self.claim is not None

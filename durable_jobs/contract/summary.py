@@ -20,6 +20,12 @@ class SweepSummary:
     launches: int = 0
     """Jobs whose workflow was looked for, and started where it was missing."""
 
+    def counted(self) -> dict[tuple[str, str], int]:
+        """As counters by (name, result), the launches apart: another activity counts those."""
+        results = {**self.resolved, "escalated": self.escalated, "follow_ups": self.follow_ups}
+        results |= {f"skipped_{reason}": number for reason, number in self.skipped.items()}
+        return {("sweeps", ""): 1} | {("sweep_results", word): number for word, number in results.items() if number}
+
     def count(self, word: str) -> None:
         """Take in what became of one candidate."""
         if word == "escalated":

@@ -41,8 +41,12 @@ class WorkerRecord(Record):
     job_types: list[str]
     organizations: list[str] | None
     """None: every tenant's."""
+    slots: int | None
+    """How many jobs it runs at once; None where the worker's own tuner decides."""
     running: int
     """Attempts in hand at the last heartbeat."""
+    keeper_lag_seconds: float
+    """How late the latest renewal of leases between the last two heartbeats was at its commit."""
     started_at: datetime
     heartbeat_at: datetime
     stopped_at: datetime | None

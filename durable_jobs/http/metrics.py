@@ -7,11 +7,11 @@ from typing import Any
 
 from fastapi import Response
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from durable_jobs.contract.workers import QueueOverview, WorkerRecord
+from durable_jobs.contract.workers import QueueOverview, WorkerRecord, WorkerState
 from durable_jobs.http.state import Api
 
 FRESH_SECONDS = 5.0
@@ -45,7 +45,8 @@ async def _read(api: Api) -> CollectorRegistry:
     queues = await api.service.list_queues(stale_seconds=stale_seconds)
     workers = await api.service.list_workers()
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Families([*_jobs(counts), *_queues(queues), *_workers(workers, stale_seconds)]))
+    families = [*_jobs(counts), *_counters(counts["counters"]), *_queues(queues), *_workers(workers, stale_seconds)]
+    registry.register(_Families(families))
     return registry
 
 
@@ -86,6 +87,29 @@ def _jobs(counts: dict[str, list[dict[str, Any]]]) -> Iterator[Metric]:
     yield _gauge("events_5m", "Events on the trails in the last five minutes, by name.", ("event",), events)
 
 
+def _counters(rows: list[dict[str, Any]]) -> Iterator[Metric]:
+    """What workers count, over all that ever ran: a stopped worker's counts stay."""
+    about = {
+        "claims": "Claims by attempts.",
+        "reclaims": "Claims, and landings, of jobs whose lease had run out.",
+        "stale_refusals": "Attempts that were refused, since their claim had been fenced.",
+        "sweeps": "Sweeps that ran to their end.",
+    }
+    for name, text in about.items():
+        family = CounterMetricFamily(f"durable_jobs_{name}", text, labels=["queue"])
+        for row in rows:
+            if row["name"] == name:
+                family.add_metric([row["queue"]], row["value"])
+        yield family
+    results = CounterMetricFamily(
+        "durable_jobs_sweep_results", "What sweeps did, by result.", labels=["queue", "result"]
+    )
+    for row in rows:
+        if row["name"] == "sweep_results":
+            results.add_metric([row["queue"], row["result"]], row["value"])
+    yield results
+
+
 def _queues(queues: list[QueueOverview]) -> Iterator[Metric]:
     fields = {
         "due": "Queued jobs that are due.",
@@ -102,9 +126,18 @@ def _workers(workers: list[WorkerRecord], stale_seconds: float) -> Iterator[Metr
     states = Counter((each.queue, str(each.state(stale_seconds))) for each in workers)
     yield _gauge("workers", "Workers by queue and state.", ("queue", "state"), states.items())
     running: Counter[tuple[str]] = Counter()
+    slots: Counter[tuple[str]] = Counter()
+    lags: dict[tuple[str], float] = {}
     for each in workers:
         if each.stopped_at is None:
             running[(each.queue,)] += each.running
+        if each.state(stale_seconds) is WorkerState.HEALTHY:
+            slots[(each.queue,)] += each.slots or 0
+            lags[(each.queue,)] = max(lags.get((each.queue,), 0.0), each.keeper_lag_seconds)
     yield _gauge(
         "attempts_in_hand", "Attempts that workers run, at their last heartbeats.", ("queue",), running.items()
+    )
+    yield _gauge("worker_slots", "Attempts that healthy workers can run at once.", ("queue",), slots.items())
+    yield _gauge(
+        "keeper_lag_seconds", "How late the healthy workers' lease renewals are, the latest.", ("queue",), lags.items()
     )

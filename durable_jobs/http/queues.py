@@ -64,6 +64,8 @@ class WorkerView(View):
     types: list[str]
     running: int
     """Attempts in hand at the last heartbeat."""
+    slots: int | None
+    """How many it runs at once; null where its own tuner decides."""
     started_at: datetime
     heartbeat_at: datetime
     stopped_at: datetime | None

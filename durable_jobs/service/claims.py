@@ -60,9 +60,9 @@ class Claims(ServicePart):
             if decision == ClaimRefusal.OUT_OF_SCOPE:
                 # Another tenant's row, perhaps: the refusal tells nothing of it.
                 return ClaimOutcome(refusal=ClaimRefusal.OUT_OF_SCOPE) if job_id else None
-            if decision in ("claim", "repeated"):
+            if decision in ("claim", "reclaim", "repeated"):
                 claim = Claim(job_id=job.id, worker_id=worker_id, generation=job.lease_generation)
-                return ClaimOutcome(claim=claim, job=job)
+                return ClaimOutcome(claim=claim, job=job, reclaimed=decision == "reclaim")
             if job_id is not None:
                 return ClaimOutcome(refusal=_REFUSALS.get(decision, ClaimRefusal.LANDED), job=job)
 

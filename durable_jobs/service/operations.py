@@ -18,7 +18,7 @@ from durable_jobs.contract.rules import identifier_problem, time_problem
 from durable_jobs.contract.workers import QueueOverview
 from durable_jobs.service.base import ServicePart, require_keys, require_text
 from durable_jobs.service.registry import STALE_SECONDS
-from durable_jobs.store import operations
+from durable_jobs.store import operations, registry
 from durable_jobs.store.database import Database
 from durable_jobs.store.operations import OperationStore
 
@@ -39,13 +39,15 @@ class Operations(ServicePart):
         )
 
     async def metrics(self) -> dict[str, list[dict[str, Any]]]:
-        """Counts for monitoring: jobs by queue, type and status; ages; events of the last five minutes by name."""
+        """Counts for monitoring: jobs by queue, type and status; ages; events of the last five minutes by name; and
+        what workers have counted."""
 
         async def work(connection: AsyncConnection) -> dict[str, list[dict[str, Any]]]:
             return {
                 "jobs": await self._operations.rows(connection, operations.COUNTS),
                 "ages": await self._operations.rows(connection, operations.AGES),
                 "events": await self._operations.rows(connection, operations.EVENT_COUNTS),
+                "counters": await self._operations.rows(connection, registry.COUNTERS),
             }
 
         return await self.database.run(work, control=True)

@@ -1,7 +1,7 @@
 """The registry of workers, and what the launch sweep takes. Leases are never judged by it, only rows are."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from uuid import UUID
 
@@ -9,7 +9,7 @@ from durable_jobs.contract.errors import DuplicateWorker, DurableJobsError, Stor
 from durable_jobs.contract.models import Job
 from durable_jobs.contract.workers import WorkerRecord
 from durable_jobs.service.base import ServicePart
-from durable_jobs.store import sweeps
+from durable_jobs.store import registry, sweeps
 
 logger = logging.getLogger(__name__)
 
@@ -29,12 +29,16 @@ class Registry(ServicePart):
         queue: str,
         job_types: Sequence[str],
         organizations: Sequence[str] | None,
+        slots: int | None = None,
     ) -> None:
-        """Record a worker that begins to poll. Raises `DuplicateWorker` while one of the same id is alive."""
+        """Record a worker that begins to poll; `slots`: how many jobs it runs at once.
+
+        Raises `DuplicateWorker` while one of the same id is alive.
+        """
         registered = await self.database.run(
             lambda own: self._sweeps.execute(
                 own,
-                sweeps.REGISTER,
+                registry.REGISTER,
                 id=worker_id,
                 host=host,
                 pid=pid,
@@ -42,6 +46,7 @@ class Registry(ServicePart):
                 queue=queue,
                 job_types=list(job_types),
                 organizations=list(organizations) if organizations is not None else None,
+                slots=slots,
                 stale_seconds=STALE_SECONDS,
             ),
             control=True,
@@ -51,11 +56,18 @@ class Registry(ServicePart):
 
     async def stop_worker(self, worker_id: str) -> None:
         """Record that a worker stopped polling; its record is kept."""
-        await self.database.run(lambda own: self._sweeps.execute(own, sweeps.STOP, id=worker_id), control=True)
+        await self.database.run(lambda own: self._sweeps.execute(own, registry.STOP, id=worker_id), control=True)
 
     async def list_workers(self) -> list[WorkerRecord]:
         """Every record, stale and stopped ones as well."""
         return await self.database.run(self._sweeps.workers, control=True)
+
+    async def count(self, queue: str, counted: Mapping[tuple[str, str], int]) -> None:
+        """Add to the queue's counters, by (name, result): what monitoring reads."""
+        if counted:
+            await self.database.run(
+                lambda own: self._sweeps.execute(own, registry.COUNT, **registry.counts(queue, counted))
+            )
 
     async def take_due_for_launch(self, queue: str, *, limit: int = 500) -> list[tuple[Job, datetime]]:
         """The queue's next jobs whose workflow is to be looked for, in claim order, each with the database's clock.

@@ -61,7 +61,7 @@ judged AS MATERIALIZED (
         updated_at = d.now
     FROM decided d JOIN landed l USING (id)
     WHERE j.id = d.id AND d.decision IN ('claim', 'indeterminate', 'cancelled', 'dead_letter')
-    RETURNING j.*, d.decision, d.now, d.lease_generation AS previous_generation
+    RETURNING j.*, d.decision, d.now, d.status AS previous_status, d.lease_generation AS previous_generation
 ), fenced AS (
     UPDATE {s}.job_attempts a SET ended_at = c.now, outcome = 'lease_expired'
     FROM changed c WHERE a.job_id = c.id AND a.generation = c.previous_generation AND a.ended_at IS NULL
@@ -81,7 +81,9 @@ judged AS MATERIALIZED (
     FROM changed
 )
 SELECT * FROM (
-    SELECT c.decision, {job_columns_c} FROM changed c
+    SELECT CASE WHEN c.decision = 'claim' AND c.previous_status <> 'queued' THEN 'reclaim' ELSE c.decision END
+        AS decision, {job_columns_c}
+    FROM changed c
     UNION ALL
     SELECT d.decision, {job_columns_d} FROM decided d WHERE NOT EXISTS (SELECT FROM changed)
 ) answer

@@ -10,6 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from durable_jobs.contract.models import Job
 from durable_jobs.contract.workers import WorkerRecord
 from durable_jobs.store.jobs import job_of
+from durable_jobs.store.registry import WORKERS
 from durable_jobs.store.statements import EXPIRED, ORDER, SCOPE
 
 _SHARED = {"unresolved": "j.status IN ('indeterminate', 'timed_out')", "expired": EXPIRED, "order": ORDER}
@@ -113,20 +114,6 @@ RESUME = """
 DELETE FROM {s}.queue_controls
 WHERE queue = %(queue)s AND job_type = %(job_type)s AND organization_id = %(organization)s
 """
-
-REGISTER = """
-INSERT INTO {s}.workers AS w (id, host, pid, version, queue, job_types, organizations, running, started_at,
-    heartbeat_at)
-VALUES (%(id)s, %(host)s, %(pid)s, %(version)s, %(queue)s, %(job_types)s, %(organizations)s, 0, clock_timestamp(),
-    clock_timestamp())
-ON CONFLICT (id) DO UPDATE SET host = EXCLUDED.host, pid = EXCLUDED.pid, version = EXCLUDED.version,
-    queue = EXCLUDED.queue, job_types = EXCLUDED.job_types, organizations = EXCLUDED.organizations, running = 0,
-    started_at = clock_timestamp(), heartbeat_at = clock_timestamp(), stopped_at = NULL
-    WHERE w.stopped_at IS NOT NULL OR w.heartbeat_at < clock_timestamp() - make_interval(secs => %(stale_seconds)s)
-"""
-BEAT = "UPDATE {s}.workers SET heartbeat_at = clock_timestamp(), running = %(running)s WHERE id = %(id)s"
-STOP = "UPDATE {s}.workers SET stopped_at = clock_timestamp(), running = 0 WHERE id = %(id)s"
-WORKERS = "SELECT *, clock_timestamp() AS now FROM {s}.workers ORDER BY started_at, id"
 
 
 class SweepStore:

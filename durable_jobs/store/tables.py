@@ -139,6 +139,17 @@ workers = Table(
     _time("started_at", nullable=False),
     _time("heartbeat_at", nullable=False),
     _time("stopped_at"),
+    Column("slots", Integer),
+    Column("keeper_lag_seconds", Float(53), nullable=False),
+)
+
+counters = Table(
+    "counters",
+    metadata,
+    Column("queue", Text, primary_key=True),
+    Column("name", Text, primary_key=True),
+    Column("result", Text, primary_key=True),
+    Column("value", BigInteger, nullable=False),
 )
 
 approvals = Table(

@@ -35,6 +35,7 @@ from durable_jobs.temporal.listener import EnqueueListener
 from durable_jobs.temporal.reconciliation_workflow import ReconciliationWorkflow
 from durable_jobs.temporal.schedule import DEFAULT_INTERVAL, ensure_schedule, reconciliation_queue
 from durable_jobs.temporal.sweeps import SweepActivities
+from durable_jobs.temporal.tally import Tally
 
 logger = logging.getLogger(__name__)
 
@@ -97,7 +98,7 @@ class DurableJobsPlugin(SimplePlugin):
         if mine or any(_host_of(each) for each in config.get("activities") or ()):
             return config
         _require_tenant(config["task_queue"], self.organizations)
-        host = _Host(self, config["client"], config["task_queue"])
+        host = _Host(self, config["client"], config["task_queue"], _slots(config))
         config["activities"] = [*(config.get("activities") or ()), *host.all()]
         config["workflows"] = [
             *(config.get("workflows") or ()),
@@ -140,8 +141,9 @@ class DurableJobsPlugin(SimplePlugin):
 class _Host(JobActivities):
     """What one worker needs to host jobs. Opened when the worker runs, closed after its last attempt has ended."""
 
-    def __init__(self, plugin: DurableJobsPlugin, client: Client, queue: str) -> None:
+    def __init__(self, plugin: DurableJobsPlugin, client: Client, queue: str, slots: int | None) -> None:
         self.plugin = plugin
+        self._slots = slots
         self.running = False
         self._client = client
         self._queue = queue
@@ -155,14 +157,16 @@ class _Host(JobActivities):
         self._keeping_schedule: asyncio.Task[None] | None = None
         self._stopped = asyncio.Event()
         launcher = Launcher(client)
+        tally = Tally()
         super().__init__(
             worker_id,
             DurableJobService(self._database, grace_seconds=plugin.grace_seconds, approvals=plugin.approvals),
-            LeaseKeeper(self._database.url, plugin.schema, worker_id, plugin.grace_seconds),
+            LeaseKeeper(self._database.url, plugin.schema, worker_id, queue, plugin.grace_seconds, tally),
             launcher,
             plugin.handlers,
             plugin.organizations,
             plugin.escalations,
+            tally,
             plugin.shadow_policy,
         )
         self._sweeps = SweepActivities(
@@ -190,6 +194,7 @@ class _Host(JobActivities):
             queue=self._queue,
             job_types=sorted(self.plugin.handlers),
             organizations=self.plugin.organizations,
+            slots=self._slots,
         )
         made = await self._schedule()
         self._keeping_schedule = asyncio.create_task(self._keep_schedule(SCHEDULE_EVERY_SECONDS if made else 1.0))
@@ -271,6 +276,11 @@ def _require_tenant(queue: str, organizations: Sequence[str] | None) -> None:
     _, _, tenant = queue.partition("@")
     if tenant and list(organizations or ()) != [tenant]:
         raise InvalidInput.at("organizations", f"must be [{tenant!r}] on the isolated task queue {queue!r}")
+
+
+def _slots(config: WorkerConfig) -> int | None:
+    """How many activities the worker runs at once: the SDK's default is 100, and a tuner decides by itself."""
+    return None if config.get("tuner") is not None else config.get("max_concurrent_activities") or 100
 
 
 def _is_versioned(config: WorkerConfig) -> bool:

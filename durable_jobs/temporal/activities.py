@@ -24,6 +24,7 @@ from durable_jobs.temporal.escalation import Escalations
 from durable_jobs.temporal.keeper import LeaseKeeper
 from durable_jobs.temporal.launch import Launcher, job_priority, job_start, job_summary
 from durable_jobs.temporal.messages import CancelAsk, ChildJob, JobAnswer, JobStart, JobView
+from durable_jobs.temporal.tally import Counted, Tally
 
 logger = logging.getLogger(__name__)
 
@@ -44,9 +45,11 @@ class JobActivities:
         handlers: Mapping[str, JobHandler[Any, Any]],
         organizations: Sequence[str] | None,
         escalations: Escalations,
+        tally: Tally,
         shadow: ShadowPolicy | None = None,
     ) -> None:
         self.worker_id = worker_id
+        self._tally = tally
         self._shadow = shadow
         self._escalations = escalations
         self._service = service
@@ -122,12 +125,15 @@ class JobActivities:
         if outcome.refusal is ClaimRefusal.OUT_OF_SCOPE:
             # The workflow's own input names another type, queue or tenant than the row.
             return await self._not_hosted(job_id)
+        if outcome.reclaimed or outcome.refusal is ClaimRefusal.LANDED:
+            self._tally.add(Counted.RECLAIMS)
         if outcome.claim is None or outcome.job is None:
             view = await self._view(job_id)
             if outcome.refusal is ClaimRefusal.PAUSED:
                 view.code = messages.PAUSED
             return view
-        attempt = Attempt(self._service, self._keeper, handler, outcome.claim, outcome.job, self._shadow)
+        self._tally.add(Counted.CLAIMS)
+        attempt = Attempt(self._service, self._keeper, handler, outcome.claim, outcome.job, self._tally, self._shadow)
         stopping = asyncio.create_task(_on_shutdown(attempt))
         try:
             ended = await attempt.run()

@@ -36,6 +36,7 @@ from durable_jobs.service import DurableJobService
 from durable_jobs.service.sweep import named_follow_ups
 from durable_jobs.temporal.context import AttemptContext, Boundary
 from durable_jobs.temporal.keeper import HeldLease, LeaseKeeper
+from durable_jobs.temporal.tally import Counted, Tally
 
 logger = logging.getLogger(__name__)
 
@@ -72,9 +73,11 @@ class Attempt:
         handler: JobHandler[Any, Any],
         claim: Claim,
         job: Job,
+        tally: Tally,
         shadow: ShadowPolicy | None = None,
     ) -> None:
         self._service = service
+        self._tally = tally
         self._handler = handler
         self._claim = claim
         self._job = job
@@ -98,6 +101,7 @@ class Attempt:
         try:
             return await self._run()
         except LeaseLost as lost:
+            self._tally.add(Counted.STALE_REFUSALS)
             logger.info("Job %s: LEASE_LOST, changing nothing: %s", self._job.id, lost)
             return Ended(None)
         finally:

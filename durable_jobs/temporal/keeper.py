@@ -20,8 +20,10 @@ from durable_jobs.service.registry import HEARTBEAT_SECONDS
 from durable_jobs.store.database import BEGIN, CONNECT_ARGS
 from durable_jobs.store.jobs import renewal
 from durable_jobs.store.migrate import libpq_url
+from durable_jobs.store.registry import BEAT, COUNT, counts
 from durable_jobs.store.statements import RENEW, RENEW_ALL, statement
-from durable_jobs.store.sweeps import BEAT, SweepStore
+from durable_jobs.store.sweeps import SweepStore
+from durable_jobs.temporal.tally import Tally
 
 logger = logging.getLogger(__name__)
 
@@ -62,11 +64,17 @@ class HeldLease:
 class LeaseKeeper:
     """Renews every held lease each sixth of the shortest one. `hold` and `drop` from the event loop."""
 
-    def __init__(self, database_url: str, schema: str, worker_id: str, grace_seconds: float) -> None:
+    def __init__(
+        self, database_url: str, schema: str, worker_id: str, queue: str, grace_seconds: float, tally: Tally
+    ) -> None:
         self._url = libpq_url(database_url)
         self._sql = statement(RENEW, schema, **RENEW_ALL)
         self._beat_sql = SweepStore(schema).sql(BEAT)
+        self._count_sql = SweepStore(schema).sql(COUNT)
         self._worker_id = worker_id
+        self._queue = queue
+        self._tally = tally
+        self._lag = 0.0
         self._grace_seconds = grace_seconds
         self._held: dict[tuple[UUID, int], HeldLease] = {}
         self._lock = threading.Lock()
@@ -118,20 +126,40 @@ class LeaseKeeper:
                 if connection is None or connection.closed:
                     connection = psycopg.connect(self._url, autocommit=True, **CONNECT_ARGS)
                 if now >= renewal_due:
-                    renewal_due = now + tick
+                    due, renewal_due = renewal_due, now + tick
                     if held:
                         self._renew(connection, held)
+                        self._lag = max(self._lag, time.monotonic() - due)
                 if now >= beat_due:
                     beat_due = now + HEARTBEAT_SECONDS
-                    connection.execute(self._beat_sql, {"id": self._worker_id, "running": len(held)})
+                    self._beat(connection, len(held))
             except psycopg.Error as error:
-                logger.warning("Renewing %d leases failed, tried again at the next tick: %s", len(held), error)
+                logger.warning(
+                    "The keeper of %d leases could not write, and tries again at its next tick: %s", len(held), error
+                )
                 _close(connection)
                 connection = None
                 # A database that comes back is not met by a storm of connections.
                 pause = now + min(tick, RECONNECT_SECONDS)
                 renewal_due, beat_due = (max(due, pause) for due in (renewal_due, beat_due))
+        if connection is not None:
+            with contextlib.suppress(psycopg.Error):
+                self._beat(connection, 0)
         _close(connection)
+
+    def _beat(self, connection: psycopg.Connection, running: int) -> None:
+        lag, self._lag = self._lag, 0.0
+        connection.execute(
+            self._beat_sql, {"id": self._worker_id, "running": running, "keeper_lag_seconds": round(lag, 3)}
+        )
+        counted = self._tally.take()
+        try:
+            if counted:
+                by_name = {(name, ""): number for name, number in counted.items()}
+                connection.execute(self._count_sql, counts(self._queue, by_name))
+        except psycopg.Error:
+            self._tally.give_back(counted)
+            raise
 
     def _snapshot(self) -> list[HeldLease]:
         with self._lock:

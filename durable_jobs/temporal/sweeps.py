@@ -51,9 +51,18 @@ class SweepActivities:
     async def reconciliation_sweep(self, queue: str) -> SweepSummary:
         """Resolve or escalate every candidate of the queue that this worker hosts."""
         async with _beating():
-            return await self._service.sweep_reconciliation_candidates(
+            summary = await self._service.sweep_reconciliation_candidates(
                 queue, self._handlers, organizations=self._organizations, policy=self._policy, tell=self._tell
             )
+        await self._count(queue, summary.counted())
+        return summary
+
+    async def _count(self, queue: str, counted: Mapping[tuple[str, str], int]) -> None:
+        """For monitoring alone: what was swept stays swept when it can't be counted."""
+        try:
+            await self._service.count(queue, counted)
+        except DurableJobsError as error:
+            logger.warning("The sweep of queue %s could not be counted: %s", queue, error)
 
     async def _tell(self, handled: Handled) -> None:
         """After a commit: the escalation hook, the job's own workflow, its follow-ups."""
@@ -73,7 +82,9 @@ class SweepActivities:
     async def launch_sweep(self, queue: str) -> int:
         """`launch_due`, as an activity."""
         async with _beating():
-            return await self.launch_due(queue)
+            launched = await self.launch_due(queue)
+        await self._count(queue, {("sweep_results", "launched"): launched} if launched else {})
+        return launched
 
     async def launch_due(self, queue: str) -> int:
         """Start the workflows of unsettled jobs that have none, in claim order; returns how many were looked for."""

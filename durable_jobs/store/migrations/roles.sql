@@ -27,7 +27,8 @@ BEGIN
 END $roles$;
 
 GRANT USAGE ON SCHEMA {s} TO {role}_service, {role}_tenant, {role}_retention;
-GRANT SELECT, INSERT, UPDATE ON {s}.job_attempts, {s}.workers, {s}.approvals, {s}.api_tokens TO {role}_service;
+GRANT SELECT, INSERT, UPDATE ON {s}.job_attempts, {s}.workers, {s}.approvals, {s}.api_tokens, {s}.counters
+    TO {role}_service;
 -- Whose a job is and what it was to do is written at its creation alone.
 GRANT SELECT, INSERT ON {s}.jobs TO {role}_service;
 GRANT UPDATE (status, priority, intent_number, attempt_count, lease_id, claimed_by, claim_token, lease_generation,
