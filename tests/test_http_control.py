@@ -307,6 +307,8 @@ def test_a_worker_is_stale_beyond_the_limit_only() -> None:
         job_types=[],
         organizations=None,
         running=0,
+        slots=None,
+        keeper_lag_seconds=0,
         started_at=now,
         heartbeat_at=now - timedelta(seconds=30),
         stopped_at=None,

@@ -182,6 +182,7 @@ RIGHTS: dict[str, tuple[str, str, str]] = {
     "control_events": (RA, "", ""),
     "queue_controls": ("rad", "", ""),
     "workers": (RW, "", ""),
+    "counters": (RW, "", ""),
     "approvals": (RW, "", ""),
     "api_tokens": (RW, "", ""),
     "schema_version": (R, "", ""),
