@@ -10,9 +10,9 @@ from fastapi.security import HTTPBearer
 
 from durable_jobs.contract.models import TokenRole
 from durable_jobs.contract.rules import MAX_JSON_BYTES
+from durable_jobs.contract.strict_json import read_json
 from durable_jobs.http.access import admit
 from durable_jobs.http.problems import BodyTooLarge, NotJson, documented
-from durable_jobs.http.strict_json import read_json
 
 MAX_BODY_BYTES = MAX_JSON_BYTES + 64 * 1024
 """The largest payload, and some room for what stands beside it."""
