@@ -27,6 +27,7 @@ from activities.runtime import (
     RuntimeTimedOut,
 )
 from activities.runtime.subprocess_adapter import MIB, AgentProgram, SubprocessAdapter, SubprocessSettings
+from tests.isolation import STRONGEST
 from tests.probes import eventually, noticed
 
 AGENT = AgentRef(name="probe", version="1")
@@ -55,10 +56,15 @@ def request_of(**overrides: Any) -> RuntimeRequest:
 def adapter_of(folder: Path, code: str, **settings: Any) -> SubprocessAdapter:
     path = folder / "probe.py"
     path.write_text("import json, os, sys\n" + textwrap.dedent(code))
-    return SubprocessAdapter([AgentProgram(agent=AGENT, path=path)], SubprocessSettings(**settings))
+    return SubprocessAdapter(
+        [AgentProgram(agent=AGENT, path=path)], SubprocessSettings(**({"isolation": STRONGEST} | settings))
+    )
 
 
-@pytest.fixture(params=["full", "filter"])
+FULL = pytest.mark.skipif(STRONGEST != "full", reason="this machine denies namespaces or Landlock")
+
+
+@pytest.fixture(params=[pytest.param("full", marks=FULL), "filter"])
 def isolation(request: pytest.FixtureRequest) -> str:
     """Both ways of shutting an agent in."""
     return str(request.param)
@@ -171,6 +177,7 @@ async def test_no_server_hears_of_an_agent(run: Run, listeners: dict[str, socket
             listener.accept()
 
 
+@FULL
 async def test_the_network_namespace_alone_holds_nothing_but_a_loopback_that_is_down(tmp_path: Path) -> None:
     """The filter refuses every socket before it gets there; the namespace stands behind it."""
     ours = os.readlink("/proc/self/ns/net")
@@ -306,6 +313,7 @@ async def test_the_size_of_a_file_is_bounded(run: Run) -> None:
         await run("open('big', 'wb').write(bytes(3 * 1024 ** 2))", file_bytes=MIB)
 
 
+@FULL
 async def test_the_working_folder_is_bounded_as_a_whole(tmp_path: Path) -> None:
     adapter = adapter_of(
         tmp_path,
@@ -478,6 +486,7 @@ async def test_a_killed_worker_leaves_no_agent(tmp_path: Path, isolation: str) -
         await worker.wait()
 
 
+@FULL
 async def test_a_machine_that_denies_namespaces_is_a_refusal(tmp_path: Path) -> None:
     """The worker forbids itself the call, as a container's profile would."""
     code = """
