@@ -474,7 +474,10 @@ asyncio.run(adapter_of(Path(sys.argv[1]), "import time; time.sleep(600)", isolat
 
 
 async def test_a_killed_worker_leaves_no_agent(tmp_path: Path, isolation: str) -> None:
-    worker = await asyncio.create_subprocess_exec(sys.executable, "-c", WORKER, str(tmp_path), isolation)
+    worker = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", WORKER, str(tmp_path), isolation),
+        env=os.environ | {"TMPDIR": str(tmp_path)},  # what a killed worker leaves there is its one trace
+    )
     try:
         agent = await agent_of(worker.pid, set())
         worker.send_signal(signal.SIGKILL)
