@@ -5,18 +5,15 @@ import tempfile
 from pathlib import Path
 from typing import Literal
 
-from activities.runtime import AgentRef, IsolationUnavailable, RuntimeRequest
-from activities.runtime.subprocess_adapter import AgentProgram, SubprocessAdapter
+from activities.runtime import IsolationUnavailable
+from tests.agents import KEY, adapter_of, request_of
 
 
 def _strongest() -> Literal["full", "filter"]:
-    agent = AgentRef(name="probe", version="1")
-    request = RuntimeRequest(agent=agent, case_id="c", question={}, policy={}, evidence=(), seed=0)
     with tempfile.TemporaryDirectory() as folder:
-        program = Path(folder) / "probe.py"
-        program.write_text("""print('{"decision": "ran", "score": 1}')""")
+        adapter = adapter_of(Path(folder), """print('{"decision": "ran", "score": 1}')""", isolation="full")
         try:
-            asyncio.run(SubprocessAdapter([AgentProgram(agent=agent, path=program)]).run(request, key="k"))
+            asyncio.run(adapter.run(request_of(), key=KEY))
         except IsolationUnavailable:
             return "filter"
     return "full"

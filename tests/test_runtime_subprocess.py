@@ -26,39 +26,20 @@ from activities.runtime import (
     RuntimeRequest,
     RuntimeTimedOut,
 )
-from activities.runtime.subprocess_adapter import MIB, AgentProgram, SubprocessAdapter, SubprocessSettings
+from activities.runtime.subprocess_adapter import MIB, SubprocessAdapter
+from tests.agents import AGENT, KEY, adapter_of, request_of
 from tests.isolation import STRONGEST
 from tests.probes import eventually, noticed
 
-AGENT = AgentRef(name="probe", version="1")
 ANSWER = {"decision": "refund", "score": 0.75}
-KEY = "replay:case-1"
 SEEN = "print(json.dumps({'decision': 'seen', 'score': 0, 'trace': [{'note': str(seen)[:500]}]}))"
 
 Run = Callable[..., Any]
 
 
-def request_of(**overrides: Any) -> RuntimeRequest:
-    fields: dict[str, Any] = {
-        "agent": AGENT,
-        "case_id": "case-1",
-        "question": {"request": "refund"},
-        "policy": {"base": "0.5"},
-        "evidence": (
-            Evidence(evidence_id="e1", kind="order_record", text="paid 10.00 USD"),
-            Evidence(evidence_id="e2", kind="photo_report", text="damage grade 4 of 5", fields={"n": 4}),
-        ),
-        "seed": 7,
-    }
-    return RuntimeRequest(**(fields | overrides))
-
-
-def adapter_of(folder: Path, code: str, **settings: Any) -> SubprocessAdapter:
-    path = folder / "probe.py"
-    path.write_text("import json, os, sys\n" + textwrap.dedent(code))
-    return SubprocessAdapter(
-        [AgentProgram(agent=AGENT, path=path)], SubprocessSettings(**({"isolation": STRONGEST} | settings))
-    )
+def strong(folder: Path, code: str) -> SubprocessAdapter:
+    """Shut in as strongly as this machine allows."""
+    return adapter_of(folder, code, isolation=STRONGEST)
 
 
 FULL = pytest.mark.skipif(STRONGEST != "full", reason="this machine denies namespaces or Landlock")
@@ -363,20 +344,20 @@ async def test_output_is_bounded(run: Run) -> None:
     ],
 )
 async def test_what_is_no_outcome_is_refused_by_name(tmp_path: Path, printed: str, problem: str) -> None:
-    adapter = adapter_of(tmp_path, f"print({printed!r})")
+    adapter = strong(tmp_path, f"print({printed!r})")
     with pytest.raises(OutcomeInvalid, match=problem):
         await adapter.run(request_of(), key=KEY)
 
 
 async def test_output_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OutcomeInvalid, match="must be UTF-8"):
-        await adapter_of(tmp_path, "sys.stdout.buffer.write(b'{\\xff}')").run(request_of(), key=KEY)
+        await strong(tmp_path, "sys.stdout.buffer.write(b'{\\xff}')").run(request_of(), key=KEY)
 
 
 async def test_a_trace_is_bounded(tmp_path: Path) -> None:
     long = json.dumps(ANSWER | {"trace": [{"note": "n"}] * 129})
     with pytest.raises(OutcomeInvalid, match="trace: Tuple should have at most 128 items"):
-        await adapter_of(tmp_path, f"print({long!r})").run(request_of(), key=KEY)
+        await strong(tmp_path, f"print({long!r})").run(request_of(), key=KEY)
 
 
 async def test_a_crash_quotes_the_end_of_stderr_bounded_and_storable(run: Run) -> None:
@@ -467,7 +448,7 @@ async def test_a_run_cancelled_as_it_starts_leaves_no_process(run: Run) -> None:
 WORKER = """
 import asyncio, sys
 from pathlib import Path
-from tests.test_runtime_subprocess import adapter_of, request_of
+from tests.agents import adapter_of, request_of
 asyncio.run(adapter_of(Path(sys.argv[1]), "import time; time.sleep(600)", isolation=sys.argv[2]).run(
     request_of(), key="k"))
 """
@@ -497,7 +478,7 @@ import asyncio, ctypes, errno, sys
 from pathlib import Path
 from activities.runtime import IsolationUnavailable
 from activities.runtime import launcher
-from tests.test_runtime_subprocess import KEY, adapter_of, request_of
+from tests.agents import KEY, adapter_of, request_of
 launcher._prctl(launcher.PR_SET_NO_NEW_PRIVS, 1, "no_new_privs")
 library = ctypes.CDLL("libseccomp.so.2")
 library.seccomp_init.restype = ctypes.c_void_p
