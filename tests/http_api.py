@@ -31,12 +31,12 @@ def settings_for(database_url: str, stack: DevStack, **overrides: Any) -> Settin
 
 
 @asynccontextmanager
-async def serving(settings: Settings) -> AsyncIterator[str]:
-    """The API with these settings on a free port of 127.0.0.1; its base URL."""
+async def served(app: Any) -> AsyncIterator[str]:
+    """This ASGI application on a free port of 127.0.0.1; its base URL."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        listener.listen(100)  # so that a request that comes before the API is up waits for it
-        config = uvicorn.Config(create_app(settings), log_config=None, access_log=False, timeout_graceful_shutdown=5)
+        listener.listen(100)  # so that a request that comes before the server is up waits for it
+        config = uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=5)
         server = uvicorn.Server(config)
         running = asyncio.create_task(server.serve(sockets=[listener]))
         try:
@@ -44,6 +44,13 @@ async def serving(settings: Settings) -> AsyncIterator[str]:
         finally:
             server.should_exit = True
             await running
+
+
+@asynccontextmanager
+async def serving(settings: Settings) -> AsyncIterator[str]:
+    """The API with these settings; its base URL."""
+    async with served(create_app(settings)) as url:
+        yield url
 
 
 @asynccontextmanager
