@@ -3,6 +3,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+# The stateful mock of OpenAI's files and batches that their provider is tested against: a program for Node.
+AIMOCK := @copilotkit/aimock@1.43.0
+AIMOCK_READY := .venv/aimock/.ready-1.43.0
 
 .DEFAULT_GOAL := help
 .PHONY: help demo dev test soak lint generate verify clean
@@ -18,6 +21,12 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[dev]'
 	touch $(READY)
 
+$(AIMOCK_READY): | $(READY)
+	@if command -v node > /dev/null; then \
+		npm install --silent --no-audit --no-fund --no-save --no-package-lock --ignore-scripts \
+			--prefix .venv/aimock $(AIMOCK) && touch $@; \
+	else echo "node is absent: the tests against aimock are skipped"; fi
+
 demo: $(READY) ## real jobs through Temporal and Postgres, with a worker killed in the middle
 	$(BIN)/python -m examples.research.demo
 
@@ -26,7 +35,7 @@ dev: $(READY) ## Postgres and a Temporal server with its UI, until Ctrl-C
 
 # Most tests wait for servers rather than for a core: four processes, each with servers of its own. What failed is run
 # once more by itself: machines are shared, and a server that started too slowly is no defect.
-test: $(READY) ## the test suite, against real servers
+test: $(READY) $(AIMOCK_READY) ## the test suite, against real servers
 	$(BIN)/python -m pytest -n 4 --dist loadfile $(ARGS) || $(BIN)/python -m pytest --last-failed --last-failed-no-failures none
 
 soak: $(READY) ## many jobs over three workers while processes and servers die, and all invariants; ARGS="--seed 7"
