@@ -64,6 +64,14 @@ def test_what_workflow_code_and_products_import_loads_no_database_and_no_http() 
     assert heavy(modules) == []
 
 
+def test_the_providers_protocol_loads_no_providers_client() -> None:
+    """Each client is loaded by the module of its own provider, as its extra may not be installed."""
+    modules = loaded_by("durable_jobs", "durable_jobs.providers")
+    assert "durable_jobs.providers" in modules
+    assert heavy(modules) == []
+    assert not [name for name in modules if name.split(".")[0] in ("openai", "boto3", "botocore", "temporalio")]
+
+
 def test_the_whole_contract_loads_no_database_no_http_and_no_temporal() -> None:
     names = json.loads(python("import json\n" + CONTRACT))
     assert "durable_jobs.contract.states" in names
