@@ -20,6 +20,20 @@ class RunsAJob:
 
 
 @workflow.defn
+class Counts:
+    """Ends as the request says, or runs until it is ended from outside."""
+
+    @workflow.run
+    async def run(self, request: dict[str, Any]) -> dict[str, Any]:
+        if error := request.get("fail"):
+            raise ApplicationError("it failed", type=error, non_retryable=True)
+        if request.get("again"):
+            workflow.continue_as_new(request | {"again": False})
+        await workflow.wait_condition(lambda: not request.get("hang"))
+        return {"total": request["total"]}
+
+
+@workflow.defn
 class Forgives:
     """Catches what the documentation says that `run_job` raises."""
 
