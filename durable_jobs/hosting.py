@@ -3,7 +3,7 @@
 import asyncio
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -45,11 +45,17 @@ def load_handlers(reference: str) -> list[JobHandler[Any, Any]]:
 
 
 async def run_worker(
-    settings: Settings, stop: asyncio.Event, handlers: Sequence[JobHandler[Any, Any]] | None = None
+    settings: Settings,
+    stop: asyncio.Event,
+    handlers: Sequence[JobHandler[Any, Any]] | None = None,
+    *,
+    workflows: Sequence[type] = (),
+    activities: Sequence[Callable[..., Any]] = (),
 ) -> None:
     """Host `handlers`, by default those that the settings name, on the settings' queues until `stop` is set.
 
-    Then the attempts in hand get their grace period to end.
+    Then the attempts in hand get their grace period to end. `workflows` and `activities` are a product's own, hosted
+    on the same queues.
 
     Raises `InvalidSettings` for handlers that can't be found; `StoreUnavailable`, `SchemaMissing`, or Temporal's errors
     where one of the two can't be reached at the start.
@@ -68,7 +74,14 @@ async def run_worker(
 
     async def host(queue: str) -> None:
         slots = settings.worker_slots
-        async with Worker(client, task_queue=queue, plugins=[plugin], max_concurrent_activities=slots):
+        async with Worker(
+            client,
+            task_queue=queue,
+            workflows=workflows,
+            activities=activities,
+            plugins=[plugin],
+            max_concurrent_activities=slots,
+        ):
             await stop.wait()
 
     try:

@@ -5,6 +5,7 @@ kept apart from one that doesn't: an answer was read to its end, the server refu
 """
 
 import asyncio
+from datetime import datetime
 from types import TracebackType
 from typing import Annotated, Self
 from urllib.parse import quote
@@ -15,8 +16,11 @@ from pydantic import BaseModel, ConfigDict, Field, HttpUrl, SecretStr, Validatio
 
 from activities.runtime.errors import OutcomeInvalid, RuntimeCrashed, RuntimeFailure, RuntimeRefused, RuntimeTimedOut
 from activities.runtime.models import AgentRef, RuntimeOutcome, RuntimeRequest, read_object, read_outcome
+from durable_jobs import JobError, ProviderState
 from durable_jobs.contract.errors import InvalidInput
 from durable_jobs.contract.rules import encode_json
+from durable_jobs.providers._openai import KEY
+from durable_jobs.providers.openai_chat import OpenAIChat
 
 REFUSALS = frozenset({400, 401, 402, 403, 404, 405, 406, 413, 414, 415, 422, 429, 431, 451})
 """Statuses by which the server says that it did not take the request on (RFC 9110, section 15.5; RFC 6585). Any other
@@ -118,6 +122,21 @@ class HttpAdapter:
             raise _broken(error, limit) from None
         return _read(body, request)
 
+    async def state(
+        self, request: RuntimeRequest, *, key: str, dispatched_at: datetime | None
+    ) -> ProviderState[RuntimeOutcome]:
+        """What became of the run under `key`: see `OpenAIChat.state`. Without `store`, nobody can tell.
+
+        An answer that is there, and is no outcome, is the run's end: failed, with the failure's code.
+        """
+        if not self._settings.store:
+            return ProviderState.unknown(f"the completions are not stored, {key} can't be looked up")
+        stored = OpenAIChat(self._client, read=lambda completion: _read(completion.to_json().encode(), request))
+        try:
+            return await stored.state(key, dispatched_at)
+        except RuntimeFailure as failure:
+            return ProviderState.failed(JobError.of(failure.code, failure))
+
     async def _ask(self, request: RuntimeRequest, key: str) -> bytes:
         store = self._settings.store
         asked = request.model_dump(mode="json", exclude={"agent", "seed"})
@@ -133,7 +152,7 @@ class HttpAdapter:
             max_tokens=self._settings.max_tokens,
             extra_headers={"X-Client-Request-Id": quote(key, safe=":/@!$&'()*+,;=-._~ ")},
             store=True if store else omit,
-            metadata={"operation_key": key} if store else omit,
+            metadata={KEY: key} if store else omit,
         ) as response:
             body = bytearray()
             async for chunk in response.iter_bytes():
