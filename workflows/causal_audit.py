@@ -16,6 +16,8 @@ with workflow.unsafe.imports_passed_through():
     from durable_jobs.workflow import run_job
 
 CONCURRENT_REPLAYS = 20
+LEASE_SECONDS = 10.0
+"""Of an audit's jobs: they run for seconds, and one whose worker was killed need not be missed for a minute."""
 _TIMEOUT = timedelta(seconds=30)
 
 
@@ -76,4 +78,5 @@ def _spec(start: AuditStart, job_type: str, key: str, payload: dict[str, object]
         idempotency_key=key,
         payload=payload,
         execution=execution,
+        lease_seconds=LEASE_SECONDS,
     )

@@ -42,21 +42,22 @@ INSERT INTO {s}.evaluations (id, organization_id, project_id, job_id, dataset_di
     correct, mean_score)
 VALUES (%(id)s, %(organization)s, %(project)s, %(job_id)s, %(dataset_digest)s, %(policy_digest)s, %(replay_id)s,
     %(cases)s, %(correct)s, %(mean_score)s)
-ON CONFLICT ON CONSTRAINT evaluations_one_per_job DO NOTHING
+ON CONFLICT DO NOTHING
 """
 _EVALUATION_OF = f"""
-SELECT * FROM {{s}}.evaluations WHERE job_id = %(job_id)s AND policy_digest = %(policy_digest)s AND {_OWN}
+SELECT * FROM {{s}}.evaluations WHERE {_OWN} AND CASE
+    WHEN %(replay_id)s::uuid IS NULL THEN job_id = %(job_id)s AND policy_digest = %(policy_digest)s
+    ELSE replay_id = %(replay_id)s END
 """
 _COMPARISON = """
 INSERT INTO {s}.comparisons (id, organization_id, project_id, job_id, subject, baseline, candidate, cases, agreements,
     correct_delta, score_delta)
 VALUES (%(id)s, %(organization)s, %(project)s, %(job_id)s, %(subject)s, %(baseline)s, %(candidate)s, %(cases)s,
     %(agreements)s, %(correct_delta)s, %(score_delta)s)
-ON CONFLICT ON CONSTRAINT comparisons_one_per_job DO NOTHING
+ON CONFLICT ON CONSTRAINT comparisons_once DO NOTHING
 """
 _COMPARISON_OF = f"""
-SELECT * FROM {{s}}.comparisons
-WHERE job_id = %(job_id)s AND baseline = %(baseline)s AND candidate = %(candidate)s AND {_OWN}
+SELECT * FROM {{s}}.comparisons WHERE baseline = %(baseline)s AND candidate = %(candidate)s AND {_OWN}
 """
 _DRIFT = """
 INSERT INTO {s}.drift (replay_id, evaluation_id, comparison_id, drift, score_delta)
@@ -168,7 +169,10 @@ async def record_evaluation(
     mean: Decimal,
     replay_id: UUID | None = None,
 ) -> dict[str, Any]:
-    """The job's one evaluation of this dataset under this policy, `lineage` being their digests; its row."""
+    """The replay's one evaluation, whichever job asks, or the job's one of this dataset under this policy; its row.
+
+    `lineage`: the digests of dataset and policy.
+    """
     fields = {
         "id": uuid7(),
         "job_id": job_id,
@@ -192,7 +196,7 @@ async def record_comparison(
     pair: tuple[UUID, UUID],
     both: Compared,
 ) -> dict[str, Any]:
-    """The job's one comparison of a baseline with a candidate; its row."""
+    """The one comparison of a baseline with a candidate; its row."""
     fields = {"id": uuid7(), "job_id": job_id, "subject": subject, "baseline": pair[0], "candidate": pair[1]}
     await write(connection, _COMPARISON, tenant, fields | vars(both))
     (row,) = await rows(connection, _COMPARISON_OF, tenant, fields)

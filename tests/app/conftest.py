@@ -16,6 +16,7 @@ from activities.settings import AppSettings
 from activities.store.migrate import migrate
 from durable_jobs import DurableJobs, DurableJobsPlugin, ExecutionInput, JobHandle, JobSpec
 from durable_jobs.temporal.schedule import schedule_id
+from tests.isolation import STRONGEST
 from workflows import PRODUCT
 
 AppWorker = Callable[..., AbstractAsyncContextManager[Worker]]
@@ -37,7 +38,7 @@ def app_worker(product_url: str, temporal_client: Client, queue: str) -> AppWork
 
     @asynccontextmanager
     async def run(*, reconcile_seconds: float = 1, **settings: Any) -> AsyncIterator[Worker]:
-        async with application(AppSettings(**settings), product_url) as hosted:
+        async with application(AppSettings(**({"isolation": STRONGEST} | settings)), product_url) as hosted:
             plugin = DurableJobsPlugin(
                 product_url,
                 hosted.handlers,
@@ -62,7 +63,7 @@ def app_worker(product_url: str, temporal_client: Client, queue: str) -> AppWork
 def submit(jobs: DurableJobs, queue: str) -> Submit:
     """`await submit("evaluation", dataset_id=…)`: a job of the tenant, on this test's queue."""
 
-    async def create(job_type: str, *, key: str | None = None, **payload: Any) -> JobHandle:
+    async def create(job_type: str, *, key: str | None = None, max_attempts: int = 3, **payload: Any) -> JobHandle:
         return await jobs.create_job(
             JobSpec(
                 organization="acme",
@@ -72,6 +73,7 @@ def submit(jobs: DurableJobs, queue: str) -> Submit:
                 idempotency_key=key or uuid4().hex,
                 payload=payload,
                 execution=TENANT,
+                max_attempts=max_attempts,
                 lease_seconds=2,
                 backoff_base_seconds=0.1,
             )

@@ -54,14 +54,14 @@ def execution(product_url: str, submit: Submit) -> Callable[[str], Awaitable[str
     return of
 
 
-async def verdict(jobs: DurableJobs, audit_id: UUID) -> dict[str, Any]:
+async def verdict(jobs: DurableJobs, audit_id: UUID, timeout: float = 60) -> dict[str, Any]:
     """The result of the audit's finalization job."""
 
     async def final() -> Any:
         return await jobs.service.find_by_idempotency_key("acme", "alpha", f"{audit_id}:final")
 
-    job = await eventually(final, "the finalization job", timeout=60)
-    return await jobs.handle(job.id).result(timeout=60)
+    job = await eventually(final, "the finalization job", timeout)
+    return await jobs.handle(job.id).result(timeout)
 
 
 async def audited(

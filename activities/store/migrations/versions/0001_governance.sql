@@ -147,7 +147,7 @@ CREATE TABLE {s}.comparisons (
     agreements      integer NOT NULL,
     correct_delta   integer NOT NULL,
     score_delta     numeric NOT NULL,
-    CONSTRAINT comparisons_one_per_job UNIQUE (job_id, baseline, candidate)
+    CONSTRAINT comparisons_once UNIQUE (baseline, candidate)
 );
 CREATE TABLE {s}.drift (
     replay_id     uuid PRIMARY KEY REFERENCES {s}.replays,
