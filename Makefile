@@ -8,10 +8,10 @@ AIMOCK := @copilotkit/aimock@1.43.0
 AIMOCK_READY := .venv/aimock/.ready-1.43.0
 
 .DEFAULT_GOAL := help
-.PHONY: help demo dev test soak lint generate verify clean
+.PHONY: help demo demo-audit dev test soak lint generate verify clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' Makefile
 
 # The stamp is written last, so a .venv whose making was cut short is made anew.
 $(READY): pyproject.toml constraints.txt
@@ -29,6 +29,9 @@ $(AIMOCK_READY): | $(READY)
 
 demo: $(READY) ## real jobs through Temporal and Postgres, with a worker killed in the middle
 	$(BIN)/python -m examples.research.demo
+
+demo-audit: $(READY) ## evaluation, experiment, replay and causal audit of a support agent, with workers killed
+	$(BIN)/python -m examples.audit
 
 dev: $(READY) ## Postgres and a Temporal server with its UI, until Ctrl-C
 	$(BIN)/durable-jobs dev

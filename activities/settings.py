@@ -32,12 +32,15 @@ class AppSettings(BaseModel):
     """The model that plays the agent where a replay asks for the runtime `model`."""
 
     @classmethod
+    def variables(cls) -> dict[str, str]:
+        """The environment variables that are read, each with the name of its field."""
+        return {f"{PREFIX}{name.upper()}": name for name in cls.model_fields}
+
+    @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Self:
         """Raises `InvalidSettings`, which names the variables."""
         given: dict[str, Any] = {
-            name: environment[variable]
-            for name in cls.model_fields
-            if environment.get(variable := f"{PREFIX}{name.upper()}")
+            name: environment[variable] for variable, name in cls.variables().items() if environment.get(variable)
         }
         try:
             return cls.model_validate(given)

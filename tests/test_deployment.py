@@ -16,6 +16,7 @@ import psycopg
 import pytest
 import yaml
 
+from activities.settings import AppSettings
 from durable_jobs import DurableJobService
 from durable_jobs.contract.models import TokenRole
 from durable_jobs.dev import DevStack
@@ -23,12 +24,12 @@ from durable_jobs.settings import Settings
 
 ROOT = Path(__file__).parents[1]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
-OURS = ("migrate", "api", "worker")
+OURS = ("migrate", "api", "tables", "worker")
 CLI = [sys.executable, "-c", "from durable_jobs.cli import main; main()"]
 
 
 def test_every_setting_of_the_compose_file_is_read() -> None:
-    known = set(Settings.variables()) | {"TEMPORAL_ADDRESS", "TEMPORAL_NAMESPACE"}
+    known = {*Settings.variables(), *AppSettings.variables(), "TEMPORAL_ADDRESS", "TEMPORAL_NAMESPACE"}
     for name in OURS:
         assert set(COMPOSE["services"][name]["environment"]) <= known
 
@@ -91,27 +92,27 @@ def environment(database_url: str, durable_jobs_stack: DevStack) -> dict[str, st
 async def test_the_commands_of_the_compose_file_run_a_job(
     environment: dict[str, str], service: DurableJobService, queue: str
 ) -> None:
-    """migrate, api and worker by hand, with the file's own words: a job goes in over HTTP and comes out."""
-    migrate = await started(environment, COMPOSE["services"]["migrate"]["command"])
-    assert await asyncio.wait_for(migrate.wait(), 60) == 0
+    """migrate, tables, api and worker by hand, with the file's own words: a job goes in over HTTP and comes out."""
+    for name in ("migrate", "tables"):
+        assert await asyncio.wait_for((await started(environment, name)).wait(), 60) == 0
     port = free_port()
-    command = [str(port) if part == "8080" else part for part in COMPOSE["services"]["api"]["command"]]
-    environment |= {"DURABLE_JOBS_WORKER_QUEUES": queue}
+    environment |= {"DURABLE_JOBS_WORKER_QUEUES": queue, "GOVERNANCE_ISOLATION": "filter"}
     _, secret = await service.create_token("product", TokenRole.SUBMITTER, "acme", projects=["alpha"])
-    api = await started(environment, command)
-    worker = await started(environment, COMPOSE["services"]["worker"]["command"])
+    api = await started(environment, "api", {"8080": str(port)})
+    worker = await started(environment, "worker")
     try:
         transport = httpx.AsyncHTTPTransport(retries=10)
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", transport=transport, timeout=40) as client:
             await until_ready(client)
-            headers = {"Authorization": f"Bearer {secret}", "Idempotency-Key": "greet-ada"}
-            body = {"type": "greet", "payload": {"name": "Ada"}, "queue": queue}
+            headers = {"Authorization": f"Bearer {secret}", "Idempotency-Key": "e-1"}
+            payload = {"dataset_id": "support-agent", "policy_id": "production-ai-policy"}
+            body = {"type": "evaluation", "payload": payload, "queue": queue}
             submitted = await client.post("/api/v1/jobs", json=body, headers=headers)
             assert submitted.status_code == 201, submitted.text
             job = await client.get(f"/api/v1/jobs/{submitted.json()['job_id']}?wait=30", headers=headers)
-            assert (job.json()["status"], job.json()["result"]["text"]) == ("SUCCEEDED", "Hello, Ada")
+            assert (job.json()["status"], job.json()["result"]["correct"]) == ("SUCCEEDED", 49)
             scraped = await client.get("/metrics", headers={"Authorization": "Bearer metrics-token-of-a-test"})
-            assert f'durable_jobs_jobs{{job_type="greet",queue="{queue}",state="completed"}} 1.0' in scraped.text
+            assert f'durable_jobs_jobs{{job_type="evaluation",queue="{queue}",state="completed"}} 1.0' in scraped.text
     finally:
         for process in (worker, api):
             process.send_signal(signal.SIGTERM)
@@ -194,8 +195,14 @@ UPDATE durable_jobs.jobs SET status = 'indeterminate', finished_at = now(), leas
 """
 
 
-async def started(environment: dict[str, str], command: list[str]) -> asyncio.subprocess.Process:
-    return await asyncio.create_subprocess_exec(*CLI, *command, env=environment, cwd=ROOT)
+async def started(
+    environment: dict[str, str], service: str, replaced: dict[str, str] | None = None
+) -> asyncio.subprocess.Process:
+    """A service of the compose file, by its own words or by the image's."""
+    words = COMPOSE["services"][service]
+    entrypoint = [sys.executable, *words["entrypoint"][1:]] if "entrypoint" in words else CLI
+    command = [(replaced or {}).get(part, part) for part in words.get("command", ())]
+    return await asyncio.create_subprocess_exec(*entrypoint, *command, env=environment, cwd=ROOT)
 
 
 async def until_ready(client: httpx.AsyncClient) -> None:

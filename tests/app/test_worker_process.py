@@ -93,7 +93,7 @@ async def test_every_job_type_over_http(
             audit = await run("a", "causal_audit", execution_id=str(execution["id"]), samples=1)
             assert audit["result"]["status"] == "FROZEN"
             judged = await settled(await found(client, f"{audit['job_id']}:final"))
-            assert judged["result"]["classification"] == "single_cause"
+            assert judged["result"]["classification"] == "joint_causes"
             research = await run("q", "research", question="Why is the sky blue?")
             assert research["result"]["text"] == "It depends."
             made = await client.post(

@@ -1,0 +1,1 @@
+"""The shipped application from end to end: `python -m examples.audit`."""
