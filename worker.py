@@ -2,42 +2,35 @@
 
 Hosts every handler, workflow and activity that `activities` and `workflows` list, on every queue of the settings
 (DURABLE_JOBS_WORKER_QUEUES, by default the default queue and those of DURABLE_JOBS_TYPE_QUEUES), until SIGTERM or
-Ctrl-C; then the attempts in hand run on through the grace period.
+Ctrl-C; then the attempts in hand run on through the grace period. It is `durable-jobs worker --app worker:app`, with
+its options and exit codes; the same reference as DURABLE_JOBS_WORKER_APP runs it beside the API.
 """
 
-import asyncio
-import logging
-import signal
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from activities.hosting import application
 from activities.settings import AppSettings
-from durable_jobs.contract.errors import DurableJobsError
-from durable_jobs.hosting import run_worker
-from durable_jobs.settings import InvalidSettings, Settings
+from durable_jobs.cli import main
+from durable_jobs.hosting import Hosted
+from durable_jobs.settings import Settings
 from workflows import PRODUCT
 
 
-async def main() -> None:
-    """Raises `InvalidSettings`; `StoreUnavailable`, `SchemaMissing` or Temporal's errors at the start."""
-    settings, app = Settings.from_environment(), AppSettings.from_environment()
-    stop = asyncio.Event()
-    for signum in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(signum, stop.set)
-    async with application(app, settings.database_url, pool_size=settings.pool_size) as hosted:
-        types = ", ".join(each.job_type for each in hosted.handlers)
-        print(
-            f"hosting {types} on {', '.join(settings.queues)}",
-            flush=True,
-        )
-        await run_worker(settings, stop, hosted.handlers, workflows=PRODUCT, activities=hosted.activities)
+@asynccontextmanager
+async def app() -> AsyncIterator[Hosted]:
+    """What the worker hosts, by the environment. Raises `InvalidSettings`, `SchemaMissing`, `StoreUnavailable`."""
+    settings = Settings.from_environment()
+    async with application(
+        AppSettings.from_environment(),
+        settings.database_url,
+        schema=settings.database_schema,
+        pool_size=settings.pool_size,
+    ) as hosted:
+        yield Hosted(hosted.handlers, PRODUCT, hosted.activities)
 
 
 if __name__ == "__main__":
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    try:
-        asyncio.run(main())
-    except InvalidSettings as error:
-        sys.exit(f"worker: {error.message}")
-    except (DurableJobsError, RuntimeError) as error:
-        sys.exit(f"worker: a server is away: {error}")
+    sys.argv[1:1] = ["worker", "--app", "worker:app"]
+    main()

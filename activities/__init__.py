@@ -13,7 +13,7 @@ from durable_jobs.temporal.activities import JobActivities
 
 HANDLERS = [Research, DeepResearch, ReplayExecution, ReplayEvaluation, Evaluation, Experiment, CausalAudit]
 """By job type: what the plugin is given."""
-PRODUCT = [AuditActivities.audit_plan, LaneActivities.lane_states]
+PRODUCT = [AuditActivities.audit_plan, AuditActivities.audit_abandoned, LaneActivities.lane_states]
 """The product's own activities, which its workflows call: what the worker itself is given."""
 PLUGIN = [
     JobActivities.run_attempt,

@@ -14,7 +14,7 @@ from activities.lineage import evidence_digest
 from activities.product import Product
 from activities.runtimes import ISOLATED, run, runtime
 from activities.store import executions, inputs
-from durable_jobs import JobContext
+from durable_jobs import JobContext, JobFailed
 
 PROGRESS_EVERY = 10
 """Cases between two progress events on the job's trail."""
@@ -38,6 +38,8 @@ async def evaluate(product: Product, job: JobContext, dataset: Dataset, policy: 
         await inputs.freeze_policy(connection, tenant, policy)
         await inputs.freeze_dataset(connection, tenant, dataset)
         done = await executions.executions_of_job(connection, tenant, job.id)
+        if any(each.lineage.dataset_digest != dataset.digest for each in done):
+            raise _changed(f"this job began on another version of {dataset.dataset_id}")
         return {each.lineage.case_id for each in done if each.lineage.policy_digest == policy.digest}
 
     done = await product.write(freeze)
@@ -67,6 +69,10 @@ async def evaluate(product: Product, job: JobContext, dataset: Dataset, policy: 
         await product.write(partial(executions.record_execution, tenant=tenant, ran=ran))
 
     async def conclude(connection: AsyncConnection) -> Evaluated:
+        ran = await executions.executions_of_job(connection, tenant, job.id)
+        # A stale worker of another version may have recorded some of them.
+        if len({(each.lineage.dataset_digest, each.lineage.agent_version, each.lineage.build) for each in ran}) > 1:
+            raise _changed("its cases were run by more than one build of the agent")
         outcomes = await executions.outcomes_of_job(connection, tenant, job.id, policy.digest)
         row = await executions.record_evaluation(
             connection, tenant, job.id, (dataset.digest, policy.digest), outcomes, mean_score(outcomes)
@@ -75,3 +81,8 @@ async def evaluate(product: Product, job: JobContext, dataset: Dataset, policy: 
         return Evaluated(EvaluationResult(evaluation_id=row["id"], **kept), outcomes)
 
     return await product.write(conclude)
+
+
+def _changed(what: str) -> JobFailed:
+    """An evaluation is of one dataset and one agent, or there is none."""
+    return JobFailed(what, retryable=False, code="INPUTS_CHANGED")

@@ -15,7 +15,8 @@ RuntimeName = Literal["isolated", "model"]
 """`isolated`: the agent's program in a subprocess without network. `model`: a model behind an OpenAI-compatible API."""
 
 MAX_SAMPLES = 20
-"""Samples of each intervention: with 256 pieces of evidence the audit's workflow stays within Temporal's history."""
+"""Samples of each intervention."""
+LARGEST_SEED = 2**53 - 1
 CONTROL = ""
 """The intervention that leaves nothing out."""
 
@@ -131,19 +132,18 @@ class CausalAuditRequest(Part):
     """Replays of each intervention, and of the control."""
 
 
-class SampleFailure(Part):
-    intervention: str
-    sample: int
-    code: str
-    """The error code that its replay job ended with."""
+class CausalAuditResumption(Part):
+    """Start the workflow of an audit again, which was terminated or lost; one that runs goes on as it is."""
+
+    phase: Literal["resume"]
+    audit_id: UUID
 
 
 class CausalAuditFinalization(Part):
-    """The audit's second job: what its workflow creates once every sample has ended."""
+    """The audit's last job, under `<audit>:final`: what its workflow creates once every sample has ended."""
 
     phase: Literal["finalize"]
     audit_id: UUID
-    failures: list[SampleFailure] = Field(default_factory=list, max_length=257 * MAX_SAMPLES)
 
 
 class Influence(Part):

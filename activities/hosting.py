@@ -23,9 +23,10 @@ from activities.runtime.subprocess_adapter import MIB, SubprocessAdapter, Subpro
 from activities.runtimes import ISOLATED, MODEL
 from activities.settings import AppSettings
 from activities.store.migrate import check
-from durable_jobs import Database, JobHandler
+from durable_jobs import Database, DurableJobService, JobHandler
 from durable_jobs.providers.openai_batch import OpenAIBatch
 from durable_jobs.providers.openai_chat import OpenAIChat
+from durable_jobs.store.tables import SCHEMA
 
 AGENT_INSTRUCTIONS = "You are a support agent. Decide on the ticket by the policy and the evidence that you are given."
 
@@ -39,15 +40,17 @@ class Application:
 
 
 @asynccontextmanager
-async def application(settings: AppSettings, database_url: str, *, pool_size: int = 10) -> AsyncIterator[Application]:
-    """The application over this database, which holds the jobs and the product's tables; closed on leaving.
+async def application(
+    settings: AppSettings, database_url: str, *, schema: str = SCHEMA, pool_size: int = 10
+) -> AsyncIterator[Application]:
+    """The application over a database that holds the jobs, in `schema`, and the product's tables; closed on leaving.
 
     Raises `SchemaMissing` where the product's tables are not there, `StoreUnavailable`.
 
     The research lanes and the model runtime are hosted only where `GOVERNANCE_PROVIDER_URL` names their provider.
     """
     async with AsyncExitStack() as closing:
-        database = Database(database_url, pool_size=pool_size)
+        database = Database(database_url, schema=schema, pool_size=pool_size)
         closing.push_async_callback(database.close)
         await check(database)
         limits = SubprocessSettings(
@@ -59,7 +62,7 @@ async def application(settings: AppSettings, database_url: str, *, pool_size: in
         lanes: list[JobHandler[Any, Any]] = []
         if settings.provider_url is not None:
             client = AsyncOpenAI(
-                base_url=settings.provider_url, api_key=settings.provider_key.get_secret_value(), max_retries=0
+                base_url=str(settings.provider_url), api_key=settings.provider_key.get_secret_value(), max_retries=0
             )
             closing.push_async_callback(client.close)
             runtimes[MODEL] = await closing.enter_async_context(HttpAdapter(_model(settings, settings.provider_url)))
@@ -69,7 +72,7 @@ async def application(settings: AppSettings, database_url: str, *, pool_size: in
                     OpenAIBatch(client, "/v1/chat/completions", read=batched_report_of), settings.deep_research_model
                 ),
             ]
-        product = Product(database, runtimes, SUPPORT_AGENT.agent)
+        product = Product(database, DurableJobService(database), runtimes, SUPPORT_AGENT.agent)
         yield Application(
             handlers=[
                 *lanes,
@@ -79,13 +82,13 @@ async def application(settings: AppSettings, database_url: str, *, pool_size: in
                 Experiment(product),
                 CausalAudit(product),
             ],
-            activities=[AuditActivities(product).audit_plan, LaneActivities(database).lane_states],
+            activities=[*AuditActivities(product).all(), LaneActivities(product.jobs).lane_states],
         )
 
 
-def _model(settings: AppSettings, url: str) -> HttpSettings:
+def _model(settings: AppSettings, url: HttpUrl) -> HttpSettings:
     return HttpSettings(
-        base_url=HttpUrl(url),
+        base_url=url,
         api_key=settings.provider_key,
         model=settings.agent_model,
         agent=SUPPORT_AGENT.agent,

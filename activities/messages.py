@@ -1,10 +1,11 @@
-"""What crosses Temporal between the application's workflows and activities: names, ids, times. Light: workflow code
-imports it."""
+"""What crosses Temporal between the application's workflows and activities: names, ids, times. And how an audit's jobs
+are named: its workflow creates them by these keys, its last job finds them by these keys. Pure."""
 
 from dataclasses import dataclass, field
 
 AUDIT_TYPE = "CausalAudit"
 AUDIT_PLAN = "governance_audit_plan"
+AUDIT_ABANDONED = "governance_audit_abandoned"
 RESEARCH_TYPE = "Research"
 LANE_STATES = "research_lane_states"
 
@@ -13,15 +14,37 @@ def audit_workflow_id(audit_id: str) -> str:
     return f"causal-audit:{audit_id}"
 
 
+def replay_key(audit_id: str, intervention: str, sample: int) -> str:
+    """The idempotency key of a controlled replay; at most 176 characters."""
+    what = f"without:{intervention}" if intervention else "control"
+    return f"{audit_id}:{what}:{sample}"
+
+
+def final_key(audit_id: str) -> str:
+    """The idempotency key of the job that judges."""
+    return f"{audit_id}:final"
+
+
 @dataclass
 class AuditStart:
     audit_id: str
     organization: str
     project: str
     queue: str
+    isolated: bool
     tenant: str | None
     actor: str | None
     trace: str | None
+    first: int = 0
+    """The sample to go on with, where the workflow was continued as new."""
+
+
+@dataclass
+class Abandoned:
+    """Why an audit got no verdict: its last job did not complete, or its workflow was cancelled."""
+
+    start: AuditStart
+    reason: str
 
 
 @dataclass

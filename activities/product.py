@@ -11,7 +11,7 @@ from activities.lineage import Tenant
 from activities.runtime import AgentRef
 from activities.runtimes import Runtimes
 from activities.store.inputs import EvidenceMissing
-from durable_jobs import Database, Job, JobContext, JobFailed
+from durable_jobs import Database, DurableJobService, Job, JobContext, JobFailed
 from durable_jobs.contract.errors import InvalidInput
 
 T = TypeVar("T")
@@ -19,9 +19,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Product:
-    """`tables` is the database that holds the schema `governance`, beside the jobs or apart from them."""
+    """`tables` is the database that holds the schema `governance`; `jobs` reads the job table."""
 
     tables: Database
+    jobs: DurableJobService
     runtimes: Runtimes
     agent: AgentRef
 

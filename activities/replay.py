@@ -9,6 +9,7 @@ from activities import product as products
 from activities.comparison import CaseOutcome, compared, drift_of
 from activities.contracts import (
     CONTROL,
+    AuditSample,
     ReplayEvaluationRequest,
     ReplayEvaluationResult,
     ReplayRequest,
@@ -44,7 +45,9 @@ class ReplayExecution(JobHandler[ReplayRequest, ReplayResult]):
         original = await self.product.read(lambda own: executions.read_execution(own, tenant, request.execution_id))
         if original is None:
             raise JobFailed(f"no execution {request.execution_id}", retryable=False, code="EXECUTION_UNKNOWN")
-        asked, lineage = await self._asked(tenant, original, request)
+        if request.audit is not None:
+            await self._require_sample(tenant, original, request.audit, request)
+        asked, lineage = await self._asked(tenant, job.id, original, request)
         adapter = runtime(self.product.runtimes, lineage.runtime)
         key = None
         if lineage.runtime == ISOLATED:
@@ -56,14 +59,14 @@ class ReplayExecution(JobHandler[ReplayRequest, ReplayResult]):
         return await self._commit(tenant, job.id, request, asked, lineage, outcome, key)
 
     async def provider_state(self, operation_key: str, job: Job) -> ProviderState[ReplayResult]:
-        """The product's own tables first: the answer may have been committed. Then the model's provider."""
+        """The product's own tables first: the answer to this very key may have been committed. Then the provider."""
         tenant, request = products.tenant_of_row(job), self.parse_request(raw_payload(job.payload))
-        if produced := await self._produced(tenant, job.id, request):
+        if produced := await self._produced(tenant, job.id, request, operation_key):
             return ProviderState.succeeded(produced)
         original = await self.product.read(lambda own: executions.read_execution(own, tenant, request.execution_id))
         if original is None:
             return ProviderState.unknown(f"the replayed execution {request.execution_id} is gone")
-        asked, lineage = await self._asked(tenant, original, request)
+        asked, lineage = await self._asked(tenant, job.id, original, request)
         adapter = runtime(self.product.runtimes, lineage.runtime)
         lookup = getattr(adapter, "state", None)
         if lookup is None:
@@ -82,21 +85,36 @@ class ReplayExecution(JobHandler[ReplayRequest, ReplayResult]):
         payload = {"replay_id": str(result.replay_id)}
         return [FollowUp(name="evaluation", job_type=ReplayEvaluation.job_type, payload=payload)]
 
+    async def _require_sample(
+        self, tenant: Tenant, original: executions.Execution, audit: AuditSample, request: ReplayRequest
+    ) -> None:
+        """Raises `JobFailed` unless the audit asks for just this replay: before anything is run for it."""
+        seed = original.seed if request.seed is None else request.seed
+        wanted = (audit.intervention, audit.sample, seed)
+        if not await self.product.read(
+            lambda own: audits.asks_for(own, tenant, audit.audit_id, request.execution_id, wanted)
+        ):
+            raise JobFailed(f"no audit {audit.audit_id} asks for it", retryable=False, code="SAMPLE_UNKNOWN")
+
     async def _asked(
-        self, tenant: Tenant, original: executions.Execution, request: ReplayRequest
+        self, tenant: Tenant, job_id: UUID, original: executions.Execution, request: ReplayRequest
     ) -> tuple[RuntimeRequest, Lineage]:
-        """The run that is asked for, and what it runs on. Raises `JobFailed`."""
+        """The run that is asked for, and what it runs on: the same for every delivery. Raises `JobFailed`."""
         was = original.lineage
-        other = products.policy(request.policy_id) if request.policy_id else None
         name = request.runtime or was.runtime
 
-        async def read(connection: AsyncConnection) -> tuple[inputs.FrozenCase, dict[str, object]]:
-            if other is not None:
-                await inputs.freeze_policy(connection, tenant, other)
+        async def read(connection: AsyncConnection) -> tuple[inputs.FrozenCase, str, dict[str, object]]:
+            digest: str | None = was.policy_digest
+            if request.policy_id is not None:
+                digest = await inputs.replay_policy(connection, tenant, job_id)
+                if digest is None:
+                    await inputs.fix_replay_policy(connection, tenant, job_id, products.policy(request.policy_id))
+                    digest = await inputs.replay_policy(connection, tenant, job_id)
+            assert digest is not None, "it was just fixed"
             case = await inputs.frozen_case(connection, tenant, was.dataset_digest, was.case_id)
-            return case, await inputs.frozen_policy(connection, tenant, other.digest if other else was.policy_digest)
+            return case, digest, await inputs.frozen_policy(connection, tenant, digest)
 
-        case, rules = await self.product.write(read)
+        case, policy_digest, rules = await self.product.write(read)
         asked = RuntimeRequest(
             agent=AgentRef(name=was.agent, version=was.agent_version),
             case_id=was.case_id,
@@ -110,7 +128,6 @@ class ReplayExecution(JobHandler[ReplayRequest, ReplayResult]):
                 asked = asked.without(request.audit.intervention)
             except RuntimeRefused as refused:
                 raise JobFailed(str(refused), retryable=False, code="INTERVENTION_IMPOSSIBLE") from refused
-        policy_digest = other.digest if other else was.policy_digest
         return asked, Lineage(
             dataset_digest=was.dataset_digest,
             case_id=was.case_id,
@@ -152,22 +169,17 @@ class ReplayExecution(JobHandler[ReplayRequest, ReplayResult]):
                 await audits.fill_sample(
                     connection, tenant, audit.audit_id, audit.intervention, audit.sample, execution.id
                 )
-            return _result(replay, execution, request)
+            committed = await _committed(connection, tenant, job_id, request)
+            assert committed is not None, "it was just recorded"
+            return committed
 
         return await self.product.write(write)
 
-    async def _produced(self, tenant: Tenant, job_id: UUID, request: ReplayRequest) -> ReplayResult | None:
-        """What an earlier delivery of the job committed."""
-
-        async def read(connection: AsyncConnection) -> ReplayResult | None:
-            replay = await executions.read_replay(connection, tenant, job_id)
-            if replay is None:
-                return None
-            execution = await executions.read_execution(connection, tenant, replay.produced_execution_id)
-            assert execution is not None, "a foreign key holds it"
-            return _result(replay, execution, request)
-
-        return await self.product.read(read)
+    async def _produced(
+        self, tenant: Tenant, job_id: UUID, request: ReplayRequest, operation_key: str | None = None
+    ) -> ReplayResult | None:
+        """What an earlier delivery of the job committed; with a key, only what was sent under it."""
+        return await self.product.read(lambda own: _committed(own, tenant, job_id, request, operation_key))
 
 
 class ReplayEvaluation(JobHandler[ReplayEvaluationRequest, ReplayEvaluationResult]):
@@ -186,6 +198,10 @@ class ReplayEvaluation(JobHandler[ReplayEvaluationRequest, ReplayEvaluationResul
             replay = await executions.read_replay(connection, tenant, request.replay_id)
             if replay is None:
                 raise JobFailed(f"no replay {request.replay_id}", retryable=False, code="REPLAY_UNKNOWN")
+            if replay.audit_id is not None:
+                raise JobFailed(
+                    "a controlled replay is its audit's to judge", retryable=False, code="CONTROLLED_REPLAY"
+                )
             original = await executions.read_execution(connection, tenant, replay.execution_id)
             produced = await executions.read_execution(connection, tenant, replay.produced_execution_id)
             assert original is not None and produced is not None, "foreign keys hold them"  # noqa: PT018
@@ -215,7 +231,16 @@ class ReplayEvaluation(JobHandler[ReplayEvaluationRequest, ReplayEvaluationResul
         return await self.product.write(write)
 
 
-def _result(replay: executions.Replay, execution: executions.Execution, request: ReplayRequest) -> ReplayResult:
+async def _committed(
+    connection: AsyncConnection, tenant: Tenant, job_id: UUID, request: ReplayRequest, operation_key: str | None = None
+) -> ReplayResult | None:
+    replay = await executions.read_replay(connection, tenant, job_id)
+    if replay is None:
+        return None
+    execution = await executions.read_execution(connection, tenant, replay.produced_execution_id)
+    assert execution is not None, "a foreign key holds it"
+    if operation_key is not None and execution.operation_key != operation_key:
+        return None
     return ReplayResult(
         replay_id=replay.id,
         execution_id=replay.execution_id,

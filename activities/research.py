@@ -65,8 +65,8 @@ async def ready_to_dispatch(job: JobContext, **progress: Any) -> None:
 
     Raises `CancellationRequested`, by which the attempt acknowledges and nothing is sent; `LeaseLost`.
     """
-    status = await job.heartbeat(progress)
-    if status is LeaseStatus.CANCEL_REQUESTED or job.cancel_requested:
+    status = LeaseStatus.CANCEL_REQUESTED if job.cancel_requested else await job.heartbeat(progress)
+    if status is LeaseStatus.CANCEL_REQUESTED:
         raise CancellationRequested(f"job {job.id}: cancelled before its dispatch")
     if status is LeaseStatus.LOST:
         raise LeaseLost(f"job {job.id}: its lease was lost before its dispatch")

@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, HttpUrl, SecretStr, ValidationError
 
 from durable_jobs.contract.errors import FieldProblem
 from durable_jobs.settings import InvalidSettings
@@ -23,7 +23,7 @@ class AppSettings(BaseModel):
     """How long one run of the agent's program may take."""
     agent_memory_mib: Annotated[int, Field(ge=64, le=65_536)] = 512
 
-    provider_url: str | None = Field(default=None, pattern=r"^https?://")
+    provider_url: HttpUrl | None = None
     """The OpenAI-compatible API of the research lanes and of the model runtime; without it, neither is hosted."""
     provider_key: SecretStr = SecretStr("none")
     research_model: str = Field(default="gpt-4o-mini", min_length=1)

@@ -86,7 +86,7 @@ class Settings(BaseModel):
     run_worker: bool = False
     """Run a worker beside the API, in its process."""
     worker_app: str | None = None
-    """A worker's handlers, as `module:attribute`: a sequence of `JobHandler`, or a callable that returns one."""
+    """What a worker hosts, as `module:attribute`: see `durable_jobs.hosting.load_app`."""
     worker_queues: Annotated[tuple[HostedQueue, ...], BeforeValidator(_listed)] = ()
     """The task queues that a worker hosts; by default the default queue and those of TYPE_QUEUES."""
     worker_organizations: Annotated[tuple[Identifier, ...] | None, BeforeValidator(_listed)] = None

@@ -9,16 +9,17 @@ from temporalio.exceptions import ApplicationError
 with workflow.unsafe.imports_passed_through():
     from activities.messages import LANE_STATES, RESEARCH_TYPE, Lane, LaneState, ResearchAnswer, ResearchQuestion
     from durable_jobs import ExecutionInput, JobSpec
+    from durable_jobs.contract.errors import InvalidInput
     from durable_jobs.workflow import run_job
 
-LOOK_SECONDS = 30.0
-"""Between two looks at lanes that have not ended: one that turned uncertain is not waited for any longer."""
+LONGEST_LOOK_SECONDS = 600.0
+"""Between two looks at lanes that have not ended, widening: one that turned uncertain is not waited for any longer."""
 NO_REPORT = "NO_REPORT"
 DEEP = "deep"
 _TIMEOUT = timedelta(seconds=30)
 
 
-@workflow.defn(name=RESEARCH_TYPE)
+@workflow.defn(name=RESEARCH_TYPE, failure_exception_types=[InvalidInput])
 class ResearchWorkflow:
     """Tolerant of lanes: one that failed, or of which nobody knows whether its call landed, is named and left out.
 
@@ -28,13 +29,20 @@ class ResearchWorkflow:
 
     @workflow.run
     async def run(self, asked: ResearchQuestion) -> ResearchAnswer:
-        """Raises `ApplicationError` of type `NO_REPORT` where no lane gave a report."""
+        """Raises `ApplicationError` of type `NO_REPORT` where no lane gave a report; `InvalidInput` for a question that
+        makes no valid job. Cancelled, it cancels its lanes."""
         specs = {mode: self._lane(asked, mode) for mode in asked.modes}
         if asked.deep:
             specs[DEEP] = self._lane(asked, DEEP)
         running = {mode: asyncio.create_task(self._report(mode, spec)) for mode, spec in specs.items()}
-        left = await self._join(asked, specs, running)
-        lanes = [left[mode] if mode in left else running[mode].result() for mode in specs]
+        try:
+            left = await self._join(asked, specs, running)
+        except asyncio.CancelledError:
+            for lane in running.values():
+                lane.cancel()  # and with it the job, as far as it can be
+            await asyncio.gather(*running.values(), return_exceptions=True)
+            raise
+        lanes = [running[mode].result() if running[mode].done() else left[mode] for mode in specs]
         reports = {lane.mode: lane.report for lane in lanes if lane.report is not None}
         if not reports:
             outcomes = ", ".join(f"{lane.mode} {lane.code or lane.outcome}" for lane in lanes)
@@ -45,9 +53,10 @@ class ResearchWorkflow:
         self, asked: ResearchQuestion, specs: dict[str, JobSpec], running: "dict[str, asyncio.Task[Lane]]"
     ) -> dict[str, Lane]:
         """Wait for the lanes; the ones that are not waited for any longer."""
-        ends = workflow.time() + asked.lane_seconds
+        ends, looks = workflow.time() + asked.lane_seconds, 0
         while waiting := [mode for mode, task in running.items() if not task.done()]:
-            seconds = min(LOOK_SECONDS, ends - workflow.time())
+            looks += 1
+            seconds = min(2.0**looks, LONGEST_LOOK_SECONDS, ends - workflow.time())
             if seconds > 0:
                 await workflow.wait([running[mode] for mode in waiting], timeout=seconds)
                 waiting = [mode for mode in waiting if not running[mode].done()]

@@ -61,7 +61,7 @@ class Policy(_Record):
     @property
     def digest(self) -> str:
         """SHA-256, in hex, over the id and the rules."""
-        return request_digest({"policy_id": self.policy_id, "rules": self.rules})
+        return policy_digest(self.policy_id, self.rules)
 
 
 class Case(_Record):
@@ -136,6 +136,11 @@ def load_policy(policy_id: str, *, root: Path = ROOT) -> Policy:
     policy = _read(Policy, known[policy_id].read_bytes(), known[policy_id].name)
     _same(policy.policy_id, policy_id, f"{policy_id}.json.policy_id")
     return policy
+
+
+def policy_digest(policy_id: str, rules: dict[str, Any]) -> str:
+    """What makes two policies the same."""
+    return request_digest({"policy_id": policy_id, "rules": rules})
 
 
 def dataset_digest(dataset_id: str, cases: tuple[Case, ...]) -> str:

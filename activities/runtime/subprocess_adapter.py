@@ -101,7 +101,7 @@ class SubprocessAdapter:
                     errors = tasks.create_task(_tail(process))
                     code = await process.wait()
             except TimeoutError:
-                raise RuntimeTimedOut(f"killed after {limit:g} s") from None
+                raise RuntimeTimedOut(f"killed after {limit:g} s", retryable=True) from None
             except ExceptionGroup as group:
                 raise group.exceptions[0] from None
             if problem := os.read(status, 1024):
@@ -109,7 +109,9 @@ class SubprocessAdapter:
         if code == -signal.SIGXCPU:
             raise RuntimeTimedOut(f"used up its {self._settings.cpu_seconds} s of processor time")
         if code != 0:
-            raise RuntimeCrashed(f"{_ending(code)}; stderr ends: {errors.result().decode(errors='replace')}")
+            said = errors.result().decode(errors="replace")
+            # SIGKILL is the kernel's, short of memory, or an operator's: it says nothing of the program.
+            raise RuntimeCrashed(f"{_ending(code)}; stderr ends: {said}", retryable=code == -signal.SIGKILL)
         return output.result()
 
     def _plan(self, work: Path) -> launcher.Plan:

@@ -38,6 +38,7 @@ _FILL = """
 UPDATE {s}.audit_samples s SET execution_id = %(execution_id)s FROM {s}.audits a
 WHERE s.audit_id = %(id)s AND s.intervention = %(intervention)s AND s.sample = %(sample)s AND s.execution_id IS NULL
     AND a.id = s.audit_id AND a.organization_id = %(organization)s AND a.project_id = %(project)s
+    AND a.status = 'FROZEN'
 """
 _SAMPLED = f"""
 SELECT s.intervention, s.sample, e.* FROM {{s}}.audit_samples s JOIN {{s}}.executions e ON e.id = s.execution_id
@@ -112,6 +113,17 @@ async def asked_samples(connection: AsyncConnection, tenant: Tenant, audit_id: U
     return [Asked(**row) for row in await rows(connection, _ASKED, tenant, {"id": audit_id})]
 
 
+async def asks_for(
+    connection: AsyncConnection, tenant: Tenant, audit_id: UUID, execution_id: UUID, wanted: tuple[str, int, int]
+) -> bool:
+    """Whether the audit, not finished yet, is of this execution and asks for this (intervention, sample, seed)."""
+    audit = await read_audit(connection, tenant, audit_id)
+    if audit is None or audit.status != "FROZEN" or audit.execution_id != execution_id:
+        return False
+    asked = await asked_samples(connection, tenant, audit_id)
+    return any((each.intervention, each.sample, each.seed) == wanted for each in asked)
+
+
 async def fill_sample(
     connection: AsyncConnection, tenant: Tenant, audit_id: UUID, intervention: str, sample: int, execution_id: UUID
 ) -> bool:
@@ -125,7 +137,7 @@ async def samples_of(connection: AsyncConnection, tenant: Tenant, audit_id: UUID
     found = []
     for row in await rows(connection, _SAMPLED, tenant, {"id": audit_id}):
         execution = execution_of(row)
-        kept = {name: value for name, value in vars(execution).items() if name != "id"}
+        kept = {name: value for name, value in vars(execution).items() if name not in ("id", "operation_key")}
         found.append(Sample(intervention=row["intervention"], sample=row["sample"], **kept))
     return found
 

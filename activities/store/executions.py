@@ -25,6 +25,10 @@ ON CONFLICT ON CONSTRAINT executions_one_per_job DO NOTHING
 """
 _OWN = "organization_id = %(organization)s AND project_id = %(project)s"
 _BY_ID = f"SELECT * FROM {{s}}.executions WHERE id = %(id)s AND {_OWN}"
+_OF_CASE = f"""
+SELECT * FROM {{s}}.executions
+WHERE job_id = %(job_id)s AND policy_digest = %(policy_digest)s AND case_id = %(case_id)s AND {_OWN}
+"""
 _BY_JOB = f"SELECT * FROM {{s}}.executions WHERE job_id = %(job_id)s AND {_OWN}"
 _OUTCOMES = f"""
 SELECT e.case_id, c.expected, e.decision, e.score FROM {{s}}.executions e
@@ -94,6 +98,7 @@ class Execution:
     seed: int
     decision: str
     score: Decimal
+    operation_key: str | None
 
 
 @dataclass(frozen=True)
@@ -107,7 +112,9 @@ class Replay:
 def execution_of(row: dict[str, Any]) -> Execution:
     """One row of the table of executions."""
     lineage = Lineage(**{name: row[name] for name in Lineage.__dataclass_fields__})
-    kept = {name: row[name] for name in ("id", "evidence_digest", "without", "seed", "decision", "score")}
+    kept = {
+        name: row[name] for name in ("id", "evidence_digest", "without", "seed", "decision", "score", "operation_key")
+    }
     return Execution(lineage=lineage, **kept)
 
 
@@ -126,9 +133,7 @@ async def record_execution(connection: AsyncConnection, tenant: Tenant, ran: Ran
         "score": Decimal(repr(ran.outcome.score)),
     }
     await write(connection, _EXECUTION, tenant, fields)
-    found = await rows(connection, _BY_JOB, tenant, fields)
-    wanted = (ran.lineage.case_id, ran.lineage.policy_digest)
-    (row,) = (each for each in found if (each["case_id"], each["policy_digest"]) == wanted)
+    (row,) = await rows(connection, _OF_CASE, tenant, fields)
     return execution_of(row)
 
 

@@ -2,13 +2,16 @@
 
 from dataclasses import dataclass
 from typing import Any
+from uuid import UUID
 
+from pydantic import ValidationError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from activities.datasets import Case, Dataset, Policy
+from activities.datasets import Case, Dataset, Policy, policy_digest
 from activities.lineage import Tenant, piece_digest
 from activities.runtime import Evidence
 from activities.store.sql import one, rows, write
+from durable_jobs.contract.digest import request_digest
 from durable_jobs.contract.rules import encode_json
 
 _POLICY = """
@@ -20,9 +23,10 @@ INSERT INTO {s}.datasets (organization_id, project_id, digest, dataset_id, cases
 VALUES (%(organization)s, %(project)s, %(digest)s, %(dataset_id)s, %(cases)s) ON CONFLICT DO NOTHING
 """
 _CASES = """
-INSERT INTO {s}.cases (organization_id, project_id, dataset_digest, case_id, position, question, expected, evidence)
-SELECT %(organization)s, %(project)s, %(digest)s, c ->> 'case_id', (c ->> 'position')::int, c -> 'question',
-    c ->> 'expected', ARRAY(SELECT jsonb_array_elements_text(c -> 'evidence'))
+INSERT INTO {s}.cases (organization_id, project_id, dataset_digest, case_id, position, digest, question,
+    expected, evidence)
+SELECT %(organization)s, %(project)s, %(digest)s, c ->> 'case_id', (c ->> 'position')::int, c ->> 'digest',
+    c -> 'question', c ->> 'expected', ARRAY(SELECT jsonb_array_elements_text(c -> 'evidence'))
 FROM jsonb_array_elements(%(cases)s::jsonb) c ON CONFLICT DO NOTHING
 """
 _EVIDENCE = """
@@ -31,15 +35,22 @@ SELECT %(organization)s, %(project)s, %(dataset)s, e ->> 'case_id', e ->> 'evide
 FROM jsonb_array_elements(%(pieces)s::jsonb) e ON CONFLICT DO NOTHING
 """
 _CASE = """
-SELECT c.question, c.expected, c.evidence, d.dataset_id, (
+SELECT c.digest, c.question, c.expected, c.evidence, (
     SELECT jsonb_object_agg(e.evidence_id, jsonb_build_object('digest', e.digest, 'body', e.body))
     FROM {s}.evidence e
     WHERE (e.organization_id, e.project_id, e.dataset_digest, e.case_id)
         = (c.organization_id, c.project_id, c.dataset_digest, c.case_id)) AS pieces
-FROM {s}.cases c JOIN {s}.datasets d ON (d.organization_id, d.project_id, d.digest)
-    = (c.organization_id, c.project_id, c.dataset_digest)
+FROM {s}.cases c
 WHERE c.organization_id = %(organization)s AND c.project_id = %(project)s AND c.dataset_digest = %(digest)s
     AND c.case_id = %(case_id)s
+"""
+_FIX = """
+INSERT INTO {s}.replay_policies (job_id, organization_id, project_id, policy_digest)
+VALUES (%(job_id)s, %(organization)s, %(project)s, %(digest)s) ON CONFLICT DO NOTHING
+"""
+_FIXED = """
+SELECT policy_digest FROM {s}.replay_policies
+WHERE job_id = %(job_id)s AND organization_id = %(organization)s AND project_id = %(project)s
 """
 _POLICY_BODY = """
 SELECT policy_id, version, body FROM {s}.policies
@@ -90,13 +101,9 @@ async def freeze_dataset(connection: AsyncConnection, tenant: Tenant, dataset: D
 
 
 def _case(position: int, case: Case) -> dict[str, Any]:
-    return {
-        "case_id": case.case_id,
-        "position": position,
-        "question": case.question,
-        "expected": case.expected_decision,
-        "evidence": [piece.evidence_id for piece in case.evidence],
-    }
+    evidence = [piece.evidence_id for piece in case.evidence]
+    facts = {"question": case.question, "expected": case.expected_decision, "evidence": evidence}
+    return {"case_id": case.case_id, "position": position, "digest": request_digest(facts), **facts}
 
 
 async def frozen_case(connection: AsyncConnection, tenant: Tenant, dataset_digest: str, case_id: str) -> FrozenCase:
@@ -104,11 +111,17 @@ async def frozen_case(connection: AsyncConnection, tenant: Tenant, dataset_diges
     row = await one(connection, _CASE, tenant, {"digest": dataset_digest, "case_id": case_id})
     if row is None:
         raise EvidenceMissing(f"case {case_id} of dataset {dataset_digest} is not frozen here")
+    facts = {name: row[name] for name in ("question", "expected", "evidence")}
+    if request_digest(facts) != row["digest"]:
+        raise EvidenceMissing(f"case {case_id} is not what was frozen")
     kept, pieces = row["pieces"] or {}, []
     for evidence_id in row["evidence"]:
         if evidence_id not in kept:
             raise EvidenceMissing(f"evidence {evidence_id} of case {case_id} is gone")
-        piece = Evidence.model_validate(kept[evidence_id]["body"])
+        try:
+            piece = Evidence.model_validate(kept[evidence_id]["body"])
+        except ValidationError:
+            raise EvidenceMissing(f"evidence {evidence_id} of case {case_id} is not what was frozen") from None
         if piece_digest(piece) != kept[evidence_id]["digest"] or piece.evidence_id != evidence_id:
             raise EvidenceMissing(f"evidence {evidence_id} of case {case_id} is not what was frozen")
         pieces.append(piece)
@@ -120,5 +133,19 @@ async def frozen_policy(connection: AsyncConnection, tenant: Tenant, digest: str
     found = await rows(connection, _POLICY_BODY, tenant, {"digest": digest})
     if not found:
         raise EvidenceMissing(f"policy {digest} is not frozen here")
-    body: dict[str, Any] = found[0]["body"]
-    return body
+    rules: dict[str, Any] = found[0]["body"]
+    if policy_digest(found[0]["policy_id"], rules) != digest:
+        raise EvidenceMissing(f"policy {digest} is not what was frozen")
+    return rules
+
+
+async def replay_policy(connection: AsyncConnection, tenant: Tenant, job_id: UUID) -> str | None:
+    """The digest of the policy that the replay was fixed to by its first delivery."""
+    row = await one(connection, _FIXED, tenant, {"job_id": job_id})
+    return str(row["policy_digest"]) if row else None
+
+
+async def fix_replay_policy(connection: AsyncConnection, tenant: Tenant, job_id: UUID, policy: Policy) -> None:
+    """Let the replay run under this policy, whatever the catalogue says later; fixed already, it stays as it is."""
+    await freeze_policy(connection, tenant, policy)
+    await write(connection, _FIX, tenant, {"job_id": job_id, "digest": policy.digest})

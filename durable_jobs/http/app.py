@@ -11,8 +11,7 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
-from durable_jobs.handler import JobHandler
-from durable_jobs.hosting import load_handlers, run_worker
+from durable_jobs.hosting import App, load_app, run_worker
 from durable_jobs.http import console, control, health, jobs, queues
 from durable_jobs.http.metrics import Scrape
 from durable_jobs.http.problems import Problem, answer_problems
@@ -34,11 +33,11 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     """The API with these settings, by default those of the environment. Raises `InvalidSettings`."""
     settings = settings or Settings.from_environment()
     # What can't be found is said at once, not by a worker that never polls.
-    handlers = load_handlers(settings.worker_app or "") if settings.run_worker else []
+    worker = load_app(settings.worker_app or "") if settings.run_worker else None
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with opened(settings) as api, _worker_beside(settings, handlers):
+        async with opened(settings) as api, _worker_beside(settings, worker):
             app.state.api = api
             app.state.scrape = Scrape()
             yield
@@ -82,9 +81,9 @@ def serve(settings: Settings | None = None) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _worker_beside(settings: Settings, handlers: list[JobHandler[Any, Any]]) -> AsyncIterator[None]:
+async def _worker_beside(settings: Settings, worker: App | None) -> AsyncIterator[None]:
     """Run the worker, where there is to be one, again and again until the API stops."""
-    if not handlers:
+    if worker is None:
         yield
         return
     stop = asyncio.Event()
@@ -92,7 +91,7 @@ async def _worker_beside(settings: Settings, handlers: list[JobHandler[Any, Any]
     async def keep_running() -> None:
         while not stop.is_set():
             try:
-                await run_worker(settings, stop, handlers)
+                await run_worker(settings, stop, worker)
             except Exception:
                 logger.exception("The worker beside the API ended; it starts again in %g s", _WORKER_PAUSE_SECONDS)
                 with contextlib.suppress(TimeoutError):

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -12,6 +13,7 @@ from durable_jobs.contract.trail import differences
 from durable_jobs.service.base import ServicePart, require_json, require_text
 
 MAX_PAGE = 1000
+_KEYS = 500
 
 INFORMATIVE = frozenset({EventName.HEARTBEAT, EventName.ADMISSION_CHECKED, EventName.EXECUTION_CONTROL_SHADOW})
 """The events that change no column; every other is left by its own verb, with the change that it records."""
@@ -32,6 +34,18 @@ class Reads(ServicePart):
             lambda own: self._store.existing(own, [(organization, project, idempotency_key)])
         )
         return found[0] if found else None
+
+    async def find_by_idempotency_keys(
+        self, organization: str, project: str, idempotency_keys: Sequence[str]
+    ) -> dict[str, Job]:
+        """The jobs under these keys, by key; a key that has none is left out."""
+        asked = [(organization, project, key) for key in idempotency_keys]
+        found: dict[str, Job] = {}
+        for first in range(0, len(asked), _KEYS):
+            page = asked[first : first + _KEYS]
+            jobs = await self.database.run(partial(self._store.existing, keys=page))
+            found |= {job.idempotency_key: job for job in jobs}
+        return found
 
     async def list_jobs(
         self,

@@ -19,12 +19,6 @@ AUDITED = ("sa-001", "sa-007", "sa-013")
 SAMPLES = 2
 SECONDS = 180
 _TABLES = ("executions", "replays", "evaluations", "comparisons", "drift", "audits", "influences")
-_DOUBLED = """
-SELECT (SELECT count(*) FROM (SELECT 1 FROM governance.executions GROUP BY job_id, policy_digest, case_id
-    HAVING count(*) > 1) d) AS executions,
-    (SELECT count(*) FROM (SELECT 1 FROM durable_jobs.jobs GROUP BY organization_id, project_id, idempotency_key
-    HAVING count(*) > 1) d) AS jobs
-"""
 
 
 class Story:
@@ -109,8 +103,6 @@ class Story:
         jobs = self._rows("SELECT status, count(*) AS n FROM durable_jobs.jobs GROUP BY status")
         self.counts["jobs"] = sum(row["n"] for row in jobs)
         self.counts["workers_killed"] = self._workers - 1
-        doubled = self._rows(_DOUBLED)[0]
-        self.counts["doubled"] = doubled["executions"] + doubled["jobs"]
         pieces = {case: self._pieces(case) for case in AUDITED}
         replays = 1 + sum(SAMPLES * (1 + number) for number in pieces.values())
         cases = self._rows("SELECT count(*) AS n FROM governance.cases")[0]["n"]
@@ -123,7 +115,6 @@ class Story:
             "audits": len(AUDITED),
             "influences": sum(pieces.values()),
             "jobs": 3 + 1 + 2 * len(AUDITED) + replays - 1,
-            "doubled": 0,
         }
         for name, number in expected.items():
             if self.counts[name] != number:

@@ -37,11 +37,18 @@ def app_worker(product_url: str, temporal_client: Client, queue: str) -> AppWork
     """`async with app_worker(…)`: the application's worker in this process, on this test's queue."""
 
     @asynccontextmanager
-    async def run(*, reconcile_seconds: float = 1, **settings: Any) -> AsyncIterator[Worker]:
+    async def run(
+        *,
+        reconcile_seconds: float = 1,
+        queue: str = queue,
+        organizations: list[str] | None = None,
+        **settings: Any,
+    ) -> AsyncIterator[Worker]:
         async with application(AppSettings(**({"isolation": STRONGEST} | settings)), product_url) as hosted:
             plugin = DurableJobsPlugin(
                 product_url,
                 hosted.handlers,
+                organizations=organizations,
                 grace_seconds=2,
                 reconcile_every=timedelta(seconds=reconcile_seconds),
             )
@@ -63,7 +70,7 @@ def app_worker(product_url: str, temporal_client: Client, queue: str) -> AppWork
 def submit(jobs: DurableJobs, queue: str) -> Submit:
     """`await submit("evaluation", dataset_id=…)`: a job of the tenant, on this test's queue."""
 
-    async def create(job_type: str, *, key: str | None = None, max_attempts: int = 3, **payload: Any) -> JobHandle:
+    async def create(job_type: str, *, key: str | None = None, isolated: bool = False, **payload: Any) -> JobHandle:
         return await jobs.create_job(
             JobSpec(
                 organization="acme",
@@ -73,7 +80,7 @@ def submit(jobs: DurableJobs, queue: str) -> Submit:
                 idempotency_key=key or uuid4().hex,
                 payload=payload,
                 execution=TENANT,
-                max_attempts=max_attempts,
+                isolated=isolated,
                 lease_seconds=2,
                 backoff_base_seconds=0.1,
             )

@@ -2,7 +2,7 @@
 
 PLAN is a file with one point to a line; reaching one takes its line out of the file and ends the process with SIGKILL,
 so that the next process goes on to the points that are left. A point is `before` or `after`, and what is committed:
-the name of the transaction's function, or `start_workflow`, or `complete_job:<type>`.
+the name of the transaction's function, or `start:<workflow>`, `create_job:<type>`, `complete_job:<type>`.
 """
 
 import asyncio
@@ -64,7 +64,7 @@ async def completion(service: DurableJobService, claim: Any) -> str:
 async def main() -> None:
     plan = Plan(Path(sys.argv[1]))
     around(plan, Product, "write", transaction)
-    around(plan, Client, "start_workflow", lambda *_, **__: "start_workflow")
+    around(plan, Client, "start_workflow", lambda _, workflow, *__, **___: f"start:{workflow}")
     complete = DurableJobService.complete_job
 
     async def completing(service: DurableJobService, claim: Any, *arguments: Any, **options: Any) -> Any:
@@ -74,6 +74,7 @@ async def main() -> None:
         plan.reach(f"after {what}")
         return answer
 
+    around(plan, DurableJobService, "create_job", lambda _, spec, *__: f"create_job:{spec.job_type}")
     DurableJobService.complete_job = completing  # type: ignore[method-assign]
     url = os.environ["DURABLE_JOBS_DATABASE_URL"]
     async with application(AppSettings(isolation=STRONGEST), url) as hosted:

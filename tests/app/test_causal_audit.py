@@ -6,12 +6,13 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from temporalio.client import Client, WorkflowExecutionStatus
+from temporalio.client import Client, WorkflowExecutionStatus, WorkflowFailureError
 
 from activities.contracts import CONTROL
 from activities.runtime import RuntimeOutcome, RuntimeRefused, RuntimeRequest
 from activities.runtime.subprocess_adapter import SubprocessAdapter
-from durable_jobs import DurableJobs, JobStatus
+from durable_jobs import DurableJobs, JobHandle, JobStatus
+from durable_jobs.contract.errors import JobFailedError
 from tests.app.conftest import AppWorker, Submit
 from tests.app.test_replays import DATASET, PRODUCTION, counts, rows
 from tests.probes import Gate, eventually
@@ -244,3 +245,167 @@ async def test_an_uncertain_replay_is_waited_for(
         found = await verdict(jobs, started.id)
     assert (found["status"], found["influences"]) == ("FAILED", [])
     assert found["reasons"][0].startswith(f"sample 0 without {held}: ")
+
+
+async def held_audit(
+    submit: Submit, execution_id: str, intervene: Any, jobs: DurableJobs, **options: Any
+) -> tuple[JobHandle, Gate]:
+    """An audit whose replay without the claim waits at a gate."""
+    gate = Gate()
+
+    async def holds(adapter: SubprocessAdapter, request: RuntimeRequest, key: str) -> RuntimeOutcome:
+        if leaves_out(request, "claim"):
+            await gate.wait()
+        return await intervene.real(adapter, request, key=key)
+
+    intervene(holds)
+    started = await submit("causal_audit", execution_id=execution_id, samples=1, **options)
+    await started.result(timeout=60)
+    await gate.handler_came()
+    return started, gate
+
+
+def status_of(product_url: str, audit_id: UUID) -> tuple[str, list[str]]:
+    (audit,) = rows(product_url, "SELECT status, reasons FROM governance.audits WHERE id = %(id)s", id=audit_id)
+    return audit["status"], audit["reasons"]
+
+
+async def test_a_terminated_workflow_is_resumed(
+    jobs: DurableJobs,
+    product_url: str,
+    app_worker: AppWorker,
+    submit: Submit,
+    execution: Any,
+    intervene: Any,
+    temporal_client: Client,
+) -> None:
+    async with app_worker():
+        started, gate = await held_audit(submit, await execution(AUDITED), intervene, jobs)
+        await temporal_client.get_workflow_handle(f"causal-audit:{started.id}").terminate()
+        gate.go_on.set()
+        resumed = await submit("causal_audit", phase="resume", audit_id=str(started.id))
+        assert (await resumed.result(timeout=60))["status"] == "FROZEN"
+        found = await verdict(jobs, started.id)
+        assert found["status"] == "COMPLETED", found["reasons"]
+        again = await submit("causal_audit", phase="resume", audit_id=str(started.id))
+        assert (await again.result(timeout=60))["influences"] == found["influences"]
+    assert counts(product_url)["influences"] == 4
+
+
+async def test_a_cancelled_workflow_leaves_a_failed_audit(
+    jobs: DurableJobs,
+    product_url: str,
+    app_worker: AppWorker,
+    submit: Submit,
+    execution: Any,
+    intervene: Any,
+    temporal_client: Client,
+) -> None:
+    async with app_worker():
+        started, gate = await held_audit(submit, await execution(AUDITED), intervene, jobs)
+        workflow = temporal_client.get_workflow_handle(f"causal-audit:{started.id}")
+        await workflow.cancel()
+        with pytest.raises(WorkflowFailureError):
+            await workflow.result()
+        gate.go_on.set()
+    assert status_of(product_url, started.id) == ("FAILED", ["its workflow was cancelled"])
+
+
+async def test_an_audit_whose_last_job_ends_otherwise_is_failed(
+    jobs: DurableJobs,
+    product_url: str,
+    app_worker: AppWorker,
+    submit: Submit,
+    execution: Any,
+    intervene: Any,
+    temporal_client: Client,
+) -> None:
+    async with app_worker():
+        started, gate = await held_audit(submit, await execution(AUDITED), intervene, jobs)
+        final = await submit("replay_evaluation", key=f"{started.id}:final", replay_id=str(started.id))
+        with pytest.raises(JobFailedError):
+            await final.result(timeout=30)
+        gate.go_on.set()
+        assert await temporal_client.get_workflow_handle(f"causal-audit:{started.id}").result() == "FAILED"
+    status, (reason,) = status_of(product_url, started.id)
+    assert status == "FAILED"
+    assert reason.startswith("its last job ended without a verdict")
+
+
+async def test_only_the_audits_own_jobs_move_it(
+    jobs: DurableJobs, product_url: str, app_worker: AppWorker, submit: Submit, execution: Any, intervene: Any
+) -> None:
+    async with app_worker():
+        execution_id = await execution(AUDITED)
+        started, gate = await held_audit(submit, execution_id, intervene, jobs)
+        own = {"audit_id": str(started.id), "intervention": f"{AUDITED}:claim", "sample": 0}
+        for job_type, payload, code in (
+            ("causal_audit", {"phase": "finalize", "audit_id": str(started.id)}, "NOT_THE_FINAL_JOB"),
+            ("replay_execution", {"execution_id": execution_id, "seed": 5, "audit": own}, "SAMPLE_UNKNOWN"),
+            ("replay_execution", {"execution_id": execution_id, "audit": own | {"sample": 1}}, "SAMPLE_UNKNOWN"),
+        ):
+            handle = await submit(job_type, **payload)
+            with pytest.raises(JobFailedError) as failed:
+                await handle.result(timeout=30)
+            assert failed.value.error_code == code
+        spec = {
+            "organization": "acme",
+            "project": "beta",
+            "queue": (await started.job()).queue,
+            "job_type": "replay_execution",
+            "idempotency_key": "from another project",
+            "payload": {"execution_id": execution_id, "audit": own},
+        }
+        (stranger,) = await jobs.create_jobs([spec])
+        with pytest.raises(JobFailedError) as failed:
+            await stranger.result(timeout=30)
+        assert failed.value.error_code == "EXECUTION_UNKNOWN"
+        gate.go_on.set()
+        found = await verdict(jobs, started.id)
+    assert found["status"] == "COMPLETED", found["reasons"]
+
+
+TAMPERED = {
+    "evidence that is no evidence": "UPDATE governance.evidence SET body = '{}' WHERE evidence_id = 'sa-007:terms'",
+    "evidence with other words": """UPDATE governance.evidence SET body = jsonb_set(body, '{text}', '"x"')
+        WHERE evidence_id = 'sa-007:terms'""",
+    "a case with less evidence": "UPDATE governance.cases SET evidence = evidence[1:2] WHERE case_id = 'sa-007'",
+    "a policy with other rules": """UPDATE governance.policies SET body = jsonb_set(body, '{base}', '"0.5"')""",
+}
+
+
+@pytest.mark.parametrize("what", TAMPERED)
+async def test_inputs_that_are_not_what_was_frozen_fail_the_audit(
+    jobs: DurableJobs,
+    product_url: str,
+    app_worker: AppWorker,
+    submit: Submit,
+    execution: Any,
+    intervene: Any,
+    what: str,
+) -> None:
+    async with app_worker():
+        started, gate = await held_audit(submit, await execution(AUDITED), intervene, jobs)
+        rows(product_url, f"WITH changed AS ({TAMPERED[what]} RETURNING 1) SELECT count(*) FROM changed")
+        gate.go_on.set()
+        found = await verdict(jobs, started.id)
+    assert (found["status"], found["influences"]) == ("FAILED", [])
+
+
+async def test_an_isolated_audit_stays_on_its_tenants_queue(
+    jobs: DurableJobs,
+    product_url: str,
+    app_worker: AppWorker,
+    submit: Submit,
+    execution: Any,
+    temporal_client: Client,
+    queue: str,
+) -> None:
+    async with app_worker():
+        execution_id = await execution(AUDITED)
+    async with app_worker(queue=f"{queue}@acme", organizations=["acme"]):
+        started = await submit("causal_audit", isolated=True, execution_id=execution_id, samples=1)
+        await started.result(timeout=60)
+        found = await verdict(jobs, started.id)
+    assert found["status"] == "COMPLETED", found["reasons"]
+    assert {job.queue for job in (await jobs.service.list_jobs()).items} == {queue, f"{queue}@acme"}

@@ -34,9 +34,14 @@ REPLAY = [
 AUDIT = [
     "before CausalAudit._start",
     "after CausalAudit._start",
-    "before start_workflow",
-    "after start_workflow",
+    "before start:CausalAudit",
+    "after start:CausalAudit",
+    "before complete_job:causal_audit",
     "after complete_job:causal_audit",
+    "after create_job:replay_execution",
+    "before ReplayExecution._commit",
+    "after ReplayExecution._commit",
+    "after create_job:causal_audit",
     "before CausalAudit._finalize",
     "after CausalAudit._finalize",
 ]

@@ -7,7 +7,9 @@ import psycopg
 import pytest
 from psycopg.rows import dict_row
 
-from activities.datasets import load_dataset
+from activities.datasets import load_dataset, load_policy
+from activities.runtime import RuntimeOutcome, RuntimeRequest
+from activities.runtime.subprocess_adapter import SubprocessAdapter
 from durable_jobs import DurableJobs, JobStatus
 from durable_jobs.contract.errors import JobFailedError
 from tests.app.conftest import AppWorker, Submit
@@ -105,7 +107,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("replay_execution", {"execution_id": "01a22e2d-f983-769c-a38b-81d08142fd1f"}, "EXECUTION_UNKNOWN"),
     ("replay_evaluation", {"replay_id": "01a22e2d-f983-769c-a38b-81d08142fd1f"}, "REPLAY_UNKNOWN"),
     ("causal_audit", {"execution_id": "01a22e2d-f983-769c-a38b-81d08142fd1f"}, "EXECUTION_UNKNOWN"),
-    ("causal_audit", {"phase": "finalize", "audit_id": "01a22e2d-f983-769c-a38b-81d08142fd1f"}, "AUDIT_UNKNOWN"),
+    ("causal_audit", {"phase": "resume", "audit_id": "01a22e2d-f983-769c-a38b-81d08142fd1f"}, "AUDIT_UNKNOWN"),
+    ("causal_audit", {"phase": "finalize", "audit_id": "01a22e2d-f983-769c-a38b-81d08142fd1f"}, "NOT_THE_FINAL_JOB"),
 ]
 
 
@@ -143,3 +146,53 @@ async def test_another_tenants_execution_is_not_there(
                 await handle.result(timeout=30)
             assert failed.value.error_code == "EXECUTION_UNKNOWN"
     assert counts(product_url)["replays"] == 0
+
+
+async def test_an_evaluation_never_mixes_two_versions_of_its_dataset(
+    product_url: str, app_worker: AppWorker, submit: Submit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its worker dies half way, and the next one has other files."""
+    first = load_dataset(DATASET)
+    other = first.model_copy(update={"digest": "0" * 64, "cases": first.cases[:30]})
+    calls = 0
+
+    async def stops_half_way(adapter: SubprocessAdapter, request: RuntimeRequest, *, key: str) -> RuntimeOutcome:
+        nonlocal calls
+        calls += 1
+        if calls == 6:
+            monkeypatch.setattr("activities.product.load_dataset", lambda _: other)
+            raise ConnectionError("the machine went away")
+        return await run(adapter, request, key=key)
+
+    run = SubprocessAdapter.run
+    monkeypatch.setattr(SubprocessAdapter, "run", stops_half_way)
+    async with app_worker():
+        handle = await submit("evaluation", dataset_id=DATASET, policy_id=PRODUCTION)
+        with pytest.raises(JobFailedError) as failed:
+            await handle.result(timeout=60)
+    assert failed.value.error_code == "INPUTS_CHANGED"
+    assert (counts(product_url)["executions"], counts(product_url)["evaluations"]) == (5, 0)
+
+
+async def test_a_replay_keeps_the_policy_that_it_began_with(
+    product_url: str, app_worker: AppWorker, submit: Submit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first delivery ends without an outcome, and by the next one the catalogue has another version."""
+    began_with = load_policy(CANDIDATE)
+    later = began_with.model_copy(update={"rules": began_with.rules | {"base": "0.1"}})
+    async with app_worker():
+        await (await submit("evaluation", dataset_id=DATASET, policy_id=PRODUCTION)).result(timeout=120)
+        (execution,) = rows(product_url, "SELECT id::text FROM governance.executions WHERE case_id = 'sa-001'")
+
+        async def breaks_once(adapter: SubprocessAdapter, request: RuntimeRequest, *, key: str) -> RuntimeOutcome:
+            monkeypatch.setattr(SubprocessAdapter, "run", run)
+            monkeypatch.setattr("activities.product.load_policy", lambda _: later)
+            raise ConnectionError("the machine went away")
+
+        run = SubprocessAdapter.run
+        monkeypatch.setattr(SubprocessAdapter, "run", breaks_once)
+        handle = await submit("replay_execution", execution_id=execution["id"], policy_id=CANDIDATE)
+        result = await handle.result(timeout=60)
+    (produced,) = rows(product_url, "SELECT * FROM governance.executions WHERE job_id = %(id)s", id=handle.id)
+    assert str(produced["id"]) == result["produced_execution_id"]
+    assert produced["policy_digest"] == began_with.digest != later.digest

@@ -1,21 +1,26 @@
 """Research lanes and deep research: one send each, whatever becomes of its answer; a question over several lanes."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 import pytest_asyncio
+from openai import AsyncOpenAI
 from temporalio.client import Client, WorkflowFailureError
 from temporalio.exceptions import ApplicationError
 
 from activities.messages import RESEARCH_TYPE, Lane, ResearchAnswer, ResearchQuestion
-from activities.research import INSTRUCTIONS
-from durable_jobs import DurableJobs, EventName, JobStatus
+from activities.research import INSTRUCTIONS, Report, Research, ResearchRequest, report_of
+from durable_jobs import DurableJobs, EventName, JobContext, JobStatus
 from durable_jobs.contract.errors import JobFailedError
-from tests.app.conftest import AppWorker, Submit
+from durable_jobs.providers.openai_chat import OpenAIChat
+from tests.app.conftest import TENANT, AppWorker, Submit
 from tests.app.providers import Model
+from tests.conftest import Specs, Workers
 from tests.http_api import served
-from tests.probes import eventually, until
+from tests.probes import Gate, eventually, take_over, until
+from tests.sweeping import NEVER
 
 
 @pytest.fixture
@@ -148,3 +153,59 @@ async def test_a_question_without_any_report_says_so(
     assert isinstance(failed.value.cause, ApplicationError)
     assert failed.value.cause.type == "NO_REPORT"
     assert "thorough PROVIDER_REFUSED" in failed.value.cause.message
+
+
+async def test_a_question_that_makes_no_valid_job_fails_at_once(
+    app_worker: AppWorker, model: Model, provider_url: str, temporal_client: Client, queue: str
+) -> None:
+    async with app_worker(provider_url=provider_url):
+        with pytest.raises(WorkflowFailureError) as failed:
+            await asked(temporal_client, question(queue, project="not a project"), f"research-{queue}")
+    assert "project" in str(failed.value.cause)
+    assert model.sent == []
+
+
+async def test_a_question_whose_lanes_are_all_uncertain_does_not_wait_for_its_limit(
+    app_worker: AppWorker, model: Model, provider_url: str, temporal_client: Client, queue: str
+) -> None:
+    model.hides = lambda said: INSTRUCTIONS["quick"] not in said
+    async with app_worker(provider_url=provider_url):
+        async with asyncio.timeout(60):
+            answer = await asked(temporal_client, question(queue, lane_seconds=100_000), f"research-{queue}")
+    assert [lane.outcome for lane in answer.lanes] == ["completed", "uncertain", "uncertain"]
+
+
+class Held(Research):
+    """Comes to its dispatch only when the test lets it."""
+
+    gate: Gate
+
+    async def run(self, job: JobContext, request: ResearchRequest) -> Report:
+        try:
+            await self.gate.wait()
+        except asyncio.CancelledError:
+            # As a handler may that is not to be stopped: the checks before its dispatch are then all there is.
+            await self.gate.wait()
+        return await super().run(job, request)
+
+
+@pytest.mark.parametrize("why", ["cancelled", "lost"])
+async def test_nothing_is_sent_by_a_lane_that_is_cancelled_or_was_taken_over(
+    jobs: DurableJobs, worker: Workers, spec: Specs, database_url: str, model: Model, provider_url: str, why: str
+) -> None:
+    client = AsyncOpenAI(base_url=provider_url, api_key="none", max_retries=0)
+    handler = Held(OpenAIChat(client, read=report_of), "any")
+    handler.gate = Gate()
+    async with client, worker(handler, reconcile_every=NEVER):
+        job = spec(job_type="research", payload={"question": "Why?"}, execution=TENANT, lease_seconds=60)
+        handle = await jobs.create_job(job)
+        await handler.gate.handler_came()
+        if why == "lost":
+            assert await take_over(jobs.service, database_url, handle.id)
+        else:
+            assert await jobs.service.cancel_job(handle.id, "not wanted", "ann") == "requested"
+        handler.gate.go_on.set()
+        if why == "cancelled":
+            await until(jobs.service, handle.id, JobStatus.CANCELLED)
+    assert model.sent == []
+    assert EventName.DISPATCHED not in [event.name for event in await handle.events()]

@@ -107,8 +107,7 @@ async def test_every_job_type_over_http(
             process.send_signal(signal.SIGTERM)
             out, err = await asyncio.wait_for(process.communicate(), 60)
             assert process.returncode == 0, err.decode()
-            types = ", ".join(handler.job_type for handler in activities.HANDLERS)
-            assert out.decode() == f"hosting {types} on {queue}\n"
+            assert out.decode() == f"hosting {queue}\n"
     with suppress(RPCError):
         await temporal_client.get_schedule_handle(schedule_id(queue)).delete()
 
@@ -143,14 +142,14 @@ async def test_without_its_tables_or_with_a_wrong_setting_it_says_what_to_do(
         "DURABLE_JOBS_DATABASE_URL": database_url,
         "TEMPORAL_ADDRESS": durable_jobs_stack.temporal_address,
     }
-    for more, told in (
-        ({}, "python -m activities.store.migrate"),
-        ({"GOVERNANCE_AGENT_SECONDS": "0"}, "GOVERNANCE_AGENT_SECONDS"),
-        ({"DURABLE_JOBS_DATABASE_URL": "mysql://x"}, "postgresql://"),
+    for more, told, code in (
+        ({}, "python -m activities.store.migrate", 6),
+        ({"GOVERNANCE_AGENT_SECONDS": "0"}, "GOVERNANCE_AGENT_SECONDS", 2),
+        ({"GOVERNANCE_PROVIDER_URL": "http://"}, "GOVERNANCE_PROVIDER_URL", 2),
     ):
         async with worker_process(environment | more) as process:
             _, err = await asyncio.wait_for(process.communicate(), 60)
-            assert process.returncode == 1
+            assert process.returncode == code, err.decode()
             assert told in err.decode()
             assert "Traceback" not in err.decode()
 

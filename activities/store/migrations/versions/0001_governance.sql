@@ -26,6 +26,7 @@ CREATE TABLE {s}.cases (
     dataset_digest  text NOT NULL,
     case_id         text NOT NULL,
     position        integer NOT NULL,
+    digest          text NOT NULL,
     question        jsonb NOT NULL,
     expected        text NOT NULL,
     evidence        text[] NOT NULL,
@@ -107,6 +108,15 @@ CREATE TABLE {s}.influences (
     role        text NOT NULL,
     PRIMARY KEY (audit_id, evidence_id),
     FOREIGN KEY (audit_id, status) REFERENCES {s}.audits (id, status)
+);
+
+-- The policy that a replay was asked to run under, fixed before it runs: a later delivery runs under the same.
+CREATE TABLE {s}.replay_policies (
+    job_id          uuid PRIMARY KEY,
+    organization_id text NOT NULL,
+    project_id      text NOT NULL,
+    policy_digest   text NOT NULL,
+    FOREIGN KEY (organization_id, project_id, policy_digest) REFERENCES {s}.policies
 );
 
 -- A replay is named by its job, and has the one execution that the job produced.
