@@ -3,12 +3,13 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+BENCH_READY := .venv/.bench
 # The stateful mock of OpenAI's files and batches that their provider is tested against: a program for Node.
 AIMOCK := @copilotkit/aimock@1.43.0
 AIMOCK_READY := .venv/aimock/.ready-1.43.0
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-audit dev test soak lint generate verify clean
+.PHONY: help demo demo-audit dev test soak bench lint generate verify clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' Makefile
@@ -43,6 +44,13 @@ test: $(READY) $(AIMOCK_READY) ## the test suite, against real servers
 
 soak: $(READY) ## many jobs over three workers while processes and servers die, and all invariants; ARGS="--seed 7"
 	$(BIN)/python -m tests.soak $(ARGS)
+
+$(BENCH_READY): $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[bench]'
+	touch $(BENCH_READY)
+
+bench: $(BENCH_READY) ## every budget measured side by side; BENCH=quick for two minutes, ARGS="--only jobs" for a part
+	$(BIN)/python -m benchmarks $(ARGS)
 
 lint: $(READY) ## ruff, mypy, import contracts
 	$(BIN)/ruff check .
