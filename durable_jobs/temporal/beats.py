@@ -6,7 +6,7 @@ from temporalio import activity
 
 
 async def beat(every: float) -> None:
-    """Heartbeat every so many seconds, until cancelled."""
+    """Heartbeat every so many seconds, until cancelled; the start of the activity counts as the first."""
     while True:
-        activity.heartbeat()
         await asyncio.sleep(every)
+        activity.heartbeat()
