@@ -28,7 +28,7 @@ from durable_jobs.service.base import DEFAULT_GRACE_SECONDS
 from durable_jobs.store.tables import SCHEMA
 from durable_jobs.temporal.activities import JobActivities
 from durable_jobs.temporal.escalation import EscalationHook, Escalations
-from durable_jobs.temporal.job_workflow import JobWorkflow, VersionedJobWorkflow
+from durable_jobs.temporal.job_workflow import JobWorkflow
 from durable_jobs.temporal.keeper import LeaseKeeper
 from durable_jobs.temporal.launch import Launcher
 from durable_jobs.temporal.listener import EnqueueListener
@@ -36,6 +36,7 @@ from durable_jobs.temporal.reconciliation_workflow import ReconciliationWorkflow
 from durable_jobs.temporal.schedule import DEFAULT_INTERVAL, ensure_schedule, reconciliation_queue
 from durable_jobs.temporal.sweeps import SweepActivities
 from durable_jobs.temporal.tally import Tally
+from durable_jobs.temporal.versioned import VersionedJobWorkflow
 
 logger = logging.getLogger(__name__)
 

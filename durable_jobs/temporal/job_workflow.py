@@ -9,12 +9,25 @@ from datetime import timedelta
 from typing import Any
 
 from temporalio import workflow
-from temporalio.common import RetryPolicy, SearchAttributeKey, VersioningBehavior
+from temporalio.common import RetryPolicy, SearchAttributeKey
 from temporalio.exceptions import ActivityError, ApplicationError
 
 with workflow.unsafe.imports_passed_through():
-    from durable_jobs.temporal import messages
-    from durable_jobs.temporal.messages import CancelAsk, JobOutcome, JobStart, JobView
+    # Names, not the module: `from package import module` in the sandbox runs the module again for each workflow.
+    from durable_jobs.temporal.messages import (
+        CANCEL_JOB,
+        CLOSE_AS_CANCELLED,
+        OPERATION_KEY_ATTRIBUTE,
+        READ_JOB,
+        RUN_ATTEMPT,
+        STATE_ATTRIBUTE,
+        WAKE,
+        WORKFLOW_TYPE,
+        CancelAsk,
+        JobOutcome,
+        JobStart,
+        JobView,
+    )
     from durable_jobs.temporal.steps import Act, Step, next_step
 
 OUTCOME_ALLOWANCE = timedelta(minutes=10)
@@ -23,11 +36,11 @@ OUTCOME_ALLOWANCE = timedelta(minutes=10)
 _ONCE = RetryPolicy(maximum_attempts=1)
 _UNTIL_ANSWERED = RetryPolicy(initial_interval=timedelta(seconds=1), maximum_interval=timedelta(minutes=1))
 _READ_TIMEOUT = timedelta(seconds=30)
-_STATE = SearchAttributeKey.for_keyword(messages.STATE_ATTRIBUTE)
-_OPERATION_KEY = SearchAttributeKey.for_keyword(messages.OPERATION_KEY_ATTRIBUTE)
+_STATE = SearchAttributeKey.for_keyword(STATE_ATTRIBUTE)
+_OPERATION_KEY = SearchAttributeKey.for_keyword(OPERATION_KEY_ATTRIBUTE)
 
 
-@workflow.defn(name=messages.WORKFLOW_TYPE)
+@workflow.defn(name=WORKFLOW_TYPE)
 class JobWorkflow:
     """Carries one job until the truth about it is known.
 
@@ -41,7 +54,7 @@ class JobWorkflow:
         self._closing = False
         self._indexed_state: str | None = None
 
-    @workflow.signal(name=messages.WAKE)
+    @workflow.signal(name=WAKE)
     def wake(self) -> None:
         """The row may have changed: look again."""
         self._woken = True
@@ -58,7 +71,7 @@ class JobWorkflow:
         self._cancel_asked = True
         if not self._closing:
             reason = workflow.cancellation_reason() or "cancelled in Temporal"
-            await self._local(messages.CANCEL_JOB, CancelAsk(start.job_id, reason, "temporal"))
+            await self._local(CANCEL_JOB, CancelAsk(start.job_id, reason, "temporal"))
             self._woken = True
         return await carrying
 
@@ -91,7 +104,7 @@ class JobWorkflow:
         number = view.attempt + 1
         try:
             answer: Any = await workflow.execute_activity(
-                messages.RUN_ATTEMPT,
+                RUN_ATTEMPT,
                 start,
                 start_to_close_timeout=timedelta(seconds=start.timeout_seconds) + OUTCOME_ALLOWANCE,
                 heartbeat_timeout=timedelta(seconds=start.lease_seconds),
@@ -110,7 +123,7 @@ class JobWorkflow:
             return None
 
     async def _read(self, start: JobStart) -> JobView:
-        view: JobView = await self._local(messages.READ_JOB, start.job_id, JobView)
+        view: JobView = await self._local(READ_JOB, start.job_id, JobView)
         return view
 
     async def _local(self, name: str, argument: Any, result_type: type | None = None) -> Any:
@@ -155,16 +168,7 @@ class JobWorkflow:
         # Raising alone would close the workflow as Failed: it must have been asked to cancel.
         self._closing = True
         while not self._cancel_asked:
-            await self._local(messages.CLOSE_AS_CANCELLED, start.job_id)
+            await self._local(CLOSE_AS_CANCELLED, start.job_id)
             with contextlib.suppress(asyncio.TimeoutError):
                 await workflow.wait_condition(lambda: self._cancel_asked, timeout=timedelta(seconds=30))
         raise asyncio.CancelledError
-
-
-@workflow.defn(name=messages.WORKFLOW_TYPE, versioning_behavior=VersioningBehavior.AUTO_UPGRADE)
-class VersionedJobWorkflow(JobWorkflow):
-    """The same, for a worker that uses versioning: an unversioned one fails every task of a declared behaviour."""
-
-    @workflow.run
-    async def run(self, start: JobStart) -> JobOutcome:
-        return await super().run(start)
