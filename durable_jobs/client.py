@@ -39,6 +39,8 @@ _ERRORS: dict[JobStatus, type[JobOutcomeError]] = {
     JobStatus.HALT_UNSAFE: JobHaltedError,
 }
 _FIRST_POLL, _LONGEST_POLL = 0.5, 10.0
+_WATCHED_POLL = 5.0
+"""While the job's workflow runs, its end is the sign; the row is looked at all the same, but not so often."""
 _CONCURRENT_STARTS = 50
 
 
@@ -255,14 +257,14 @@ class JobHandle:
         try:
             while True:
                 # The first look waits for the sign: a job just created is not done yet.
-                await asyncio.wait({closing}, timeout=poll)
+                await asyncio.wait({closing}, timeout=_WATCHED_POLL)
                 job = await self.job()
                 if job.status.is_settled:
                     return job
                 if closing.done():
                     await asyncio.sleep(poll)
+                    poll = min(poll * 1.5, _LONGEST_POLL)
                     closing = asyncio.create_task(self._workflow_closed())
-                poll = min(poll * 1.5, _LONGEST_POLL)
         finally:
             closing.cancel()
 
