@@ -5,12 +5,15 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
+from unittest import mock
 from uuid import UUID, uuid4
 
+import psycopg
 import pytest
 import pytest_asyncio
+from psycopg import AsyncCursor
 from pydantic import BaseModel
-from sqlalchemy import Engine, event, text
+from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from durable_jobs import DurableJobService, FollowUp, JobSpec, JobStatus
@@ -41,18 +44,22 @@ async def count(service: DurableJobService) -> int:
 
 
 @contextmanager
-def statements() -> Iterator[list[str]]:
-    """The statements that SQLAlchemy sends meanwhile."""
+def driver_watched() -> Iterator[tuple[list[str], list[str | None]]]:
+    """The statements that the driver sends meanwhile, and the SQLSTATEs of those that fail."""
     sent: list[str] = []
+    failed: list[str | None] = []
+    execute = AsyncCursor.execute
 
-    def record(_c: Any, _cursor: Any, statement: str, *_: Any) -> None:
-        sent.append(statement)
+    async def watched(cursor: Any, query: Any, *arguments: Any, **options: Any) -> Any:
+        sent.append(query.decode() if isinstance(query, bytes) else str(query))
+        try:
+            return await execute(cursor, query, *arguments, **options)
+        except psycopg.Error as error:
+            failed.append(error.sqlstate)
+            raise
 
-    event.listen(Engine, "before_cursor_execute", record)
-    try:
-        yield sent
-    finally:
-        event.remove(Engine, "before_cursor_execute", record)
+    with mock.patch.object(AsyncCursor, "execute", watched):
+        yield sent, failed
 
 
 async def test_a_new_job_has_the_defaults(service: DurableJobService) -> None:
@@ -251,7 +258,7 @@ async def test_bulk_answers_in_the_order_given(service: DurableJobService, spec:
 async def test_bulk_is_one_round_trip_for_each_batch(service: DurableJobService, spec: Specs) -> None:
     specs = [spec() for _ in range(501)]
     await service.create_job(spec())  # the pool has connected
-    with statements() as sent:
+    with driver_watched() as (sent, _):
         await service.create_jobs(specs)
     assert len([statement for statement in sent if "INSERT" in statement]) == 2
     assert len([statement for statement in sent if "BEGIN" not in statement]) == 2
@@ -313,13 +320,7 @@ async def test_batches_in_opposite_orders_do_not_deadlock(
     Inserted in the order given, each would by then hold what the other needs next; sorted, one waits for the other.
     """
     keys = [f"key-{n:03}" for n in range(101)]
-    lost: list[str | None] = []
-
-    def record(context: Any) -> None:
-        lost.append(getattr(context.original_exception, "sqlstate", None))
-
-    event.listen(Engine, "handle_error", record)
-    try:
+    with driver_watched() as (_, failed):
         async with engine.connect() as own:
             await service.create_job(spec(idempotency_key=keys[50]), connection=own)
             up = asyncio.create_task(service.create_jobs([spec(idempotency_key=key) for key in keys]))
@@ -327,9 +328,7 @@ async def test_batches_in_opposite_orders_do_not_deadlock(
             await until_waiting(database_url, 2)
             await own.rollback()
         one, other = await up, await down
-    finally:
-        event.remove(Engine, "handle_error", record)
-    assert lost == []
+    assert failed == []
     assert [answer.job.id for answer in one] == [answer.job.id for answer in reversed(other)]
     assert {answer.created for answer in one} | {answer.created for answer in other} == {True, False}
     assert await count(service) == 101

@@ -100,9 +100,10 @@ class Claims(ServicePart):
             raise InvalidInput([FieldProblem("operation_key", problem)])
 
         async def work(connection: AsyncConnection) -> Job:
-            if consequential:
-                await self._admit(connection, claim)
-            job, now, applied = await self._store.mark_dispatched(connection, claim, operation_key, self.grace_seconds)
+            admission = await self._admit(connection, claim) if consequential else None
+            job, now, applied = await self._store.mark_dispatched(
+                connection, claim, operation_key, self.grace_seconds, admission
+            )
             if not applied:
                 # Raised in here, so that an approval consumed for it is given back.
                 refusal = mark_refusal(job, claim, now)
@@ -114,8 +115,8 @@ class Claims(ServicePart):
         except OperationKeyConflict:
             raise OperationKeyConflict(f"operation key {operation_key!r} is in use by another attempt") from None
 
-    async def _admit(self, connection: AsyncConnection, claim: Claim) -> None:
-        """The one place that decides whether a consequential job may be dispatched."""
+    async def _admit(self, connection: AsyncConnection, claim: Claim) -> dict[str, Any]:
+        """The one place that decides whether a consequential job may be dispatched; what to leave on the trail."""
         job, now = await self._store.lock(connection, claim.job_id)
         if refusal := mark_refusal(job, claim, now):
             raise refusal
@@ -130,8 +131,7 @@ class Claims(ServicePart):
             reasons = reasons or admission_reasons(job, await self._store.clock(connection))
         if reasons:
             raise AdmissionRefused(reasons)
-        data = {"allowed": True, "approval": approval}
-        await self._store.append_event(connection, job.id, EventName.ADMISSION_CHECKED, claim.worker_id, data)
+        return {"allowed": True, "approval": approval}
 
     async def refuse_dispatch(self, claim: Claim, refusal: AdmissionRefused) -> Job:
         """End a job whose dispatch was not admitted: `failed`, nothing sent, and `admission_checked` with the reasons.

@@ -56,18 +56,16 @@ class Outcomes(FollowUps):
         encoded, data = encode_json(result), result_in_event(result)
 
         async def work(connection: AsyncConnection) -> Completion | Refused:
-            job, now, applied = await self._store.complete(connection, claim, encoded, data)
+            job, _, applied = await self._store.complete(connection, claim, encoded, data)
             if not applied and job.holds(claim):
                 await self._store.renew(connection, claim, grace_seconds=self.grace_seconds, details=None)
-                job, now, applied = await self._store.complete(connection, claim, encoded, data)
+                job, _, applied = await self._store.complete(connection, claim, encoded, data)
             if not applied:
                 try:
                     require_holder(job, claim)
                 except LeaseLost as refusal:
                     await self._store.keep_late_result(connection, claim, encoded)
                     return refusal
-            ended = decisions.ended(job, JobStatus.COMPLETED, now, None, result=result, updated_at=now)
-            job = job.model_copy(update=ended)
             job, created = await self._follow_up(connection, job, follow_ups, follow_up_problem, claim.worker_id)
             return Completion(job=job, follow_ups=created)
 

@@ -2,12 +2,13 @@
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, TypeVar, cast
 
 import psycopg
+from psycopg.rows import dict_row
 from sqlalchemy import event
-from sqlalchemy.exc import DBAPIError, TimeoutError
+from sqlalchemy.exc import DBAPIError, InvalidatePoolError, TimeoutError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from durable_jobs.contract.errors import (
@@ -44,6 +45,8 @@ CONNECT_ARGS: dict[str, Any] = {
     "application_name": "durable_jobs",
 }
 
+_OWN = "durable_jobs_own"
+"""Marks the connections of our own pools, as an execution option."""
 _LOST_RACES = {"40001", "40P01"}
 _UNAVAILABLE = {"25006", "25P03", "55P03"}
 """A server that only reads, a session that sat idle for too long, a lock that was not to be had."""
@@ -61,6 +64,7 @@ class Database:
     def __init__(self, database_url: str, *, schema: str = SCHEMA, pool_size: int = 10, control_pool_size: int = 2):
         self.url = driver_url(database_url)
         self.schema = checked_schema(schema)
+        self._stale: set[AsyncEngine] = set()
         self._jobs = self._engine(pool_size)
         self._control = self._engine(control_pool_size)
 
@@ -73,12 +77,15 @@ class Database:
             pool_timeout=10,
             connect_args=CONNECT_ARGS,
             hide_parameters=True,  # an error's text must not carry a tenant's payload into a log
-            execution_options={"schema_translate_map": {SCHEMA: self.schema}},
+            execution_options={"schema_translate_map": {SCHEMA: self.schema}, _OWN: True},
         )
 
-        @event.listens_for(engine.sync_engine, "begin")
-        def begin(connection: Any) -> None:
-            connection.exec_driver_sql(BEGIN, execution_options={"no_parameters": True})
+        @event.listens_for(engine.sync_engine, "checkout")
+        def checkout(connection: Any, record: Any, proxy: Any) -> None:
+            # One connection was found dead: so are the others of that time, in all likelihood.
+            if engine in self._stale:
+                self._stale.discard(engine)
+                raise InvalidatePoolError
 
         return engine
 
@@ -90,20 +97,22 @@ class Database:
         """
         engine = self._control if control else self._jobs
         for attempt in range(1, _TRIES + 1):
-            committing = False
+            committing = broken = False
             try:
                 async with engine.connect() as connection:
-                    transaction = await connection.begin()
+                    driver = _driver(connection)
                     try:
+                        await driver.execute(BEGIN)
                         answer = await work(connection)
                         committing = True
-                        await transaction.commit()
+                        await driver.commit()
                     except BaseException:
-                        await transaction.rollback()
+                        if broken := await _give_up(connection, driver):
+                            self._stale.add(engine)
                         raise
                     return answer
-            except DBAPIError as error:
-                again = sqlstate(error) in _LOST_RACES or (error.connection_invalidated and not committing)
+            except (DBAPIError, psycopg.Error) as error:
+                again = sqlstate(error) in _LOST_RACES or (broken and not committing)
                 if not again or attempt == _TRIES:
                     raise translated(error) from error
             except UnicodeEncodeError as error:
@@ -134,14 +143,43 @@ class Database:
         await self._control.dispose()
 
 
-def sqlstate(error: DBAPIError) -> str | None:
-    return error.orig.sqlstate if isinstance(error.orig, psycopg.Error) else None
+async def fetch(connection: AsyncConnection, sql: str, parameters: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The rows of a statement. In a transaction of our own it goes straight to the driver, at half the cost; in a
+    caller's through SQLAlchemy, which has to know of it to commit it."""
+    if connection.sync_connection is None or _OWN not in connection.sync_connection.get_execution_options():
+        return [dict(row) for row in (await connection.exec_driver_sql(sql, dict(parameters))).mappings()]
+    cursor = _driver(connection).cursor(row_factory=dict_row)
+    await cursor.execute(sql.encode(), parameters)
+    return await cursor.fetchall()
 
 
-def translated(error: DBAPIError) -> DurableJobsError:
+def _driver(connection: AsyncConnection) -> psycopg.AsyncConnection[Any]:
+    assert connection.sync_connection is not None
+    return cast("psycopg.AsyncConnection[Any]", connection.sync_connection.connection.driver_connection)
+
+
+async def _give_up(connection: AsyncConnection, driver: psycopg.AsyncConnection[Any]) -> bool:
+    """Roll back, or where that can't be done have the pool forget the connection; whether it is broken."""
+    try:
+        await driver.rollback()
+    except psycopg.Error:
+        await connection.invalidate()
+    return driver.closed
+
+
+def sqlstate(error: DBAPIError | psycopg.Error) -> str | None:
+    cause = _cause(error)
+    return cause.sqlstate if isinstance(cause, psycopg.Error) else None
+
+
+def _cause(error: DBAPIError | psycopg.Error) -> BaseException | None:
+    return error.orig if isinstance(error, DBAPIError) else error
+
+
+def translated(error: DBAPIError | psycopg.Error) -> DurableJobsError:
     """The typed error for a driver's, without its statement and parameters, which hold tenants' data."""
     state = sqlstate(error)
-    cause = error.orig
+    cause = _cause(error)
     constraint = cause.diag.constraint_name if isinstance(cause, psycopg.Error) else None
     if state in _LOST_RACES:
         return RetryTransaction()
@@ -150,7 +188,8 @@ def translated(error: DBAPIError) -> DurableJobsError:
     if state == "DJ001":
         return IllegalTransition(str(cause.diag.message_primary) if isinstance(cause, psycopg.Error) else None)
     away = state is None and isinstance(cause, psycopg.OperationalError | psycopg.InterfaceError)
-    if error.connection_invalidated or away or state in _UNAVAILABLE or (state or "")[:2] in {"08", "53", "57"}:
+    invalidated = isinstance(error, DBAPIError) and error.connection_invalidated
+    if invalidated or away or state in _UNAVAILABLE or (state or "")[:2] in {"08", "53", "57"}:
         return StoreUnavailable(f"{type(cause).__name__} {state or ''}: {_told(cause)}".strip())
     if isinstance(cause, psycopg.DataError):
         return InvalidInput.at("(whole)", f"holds what the database can't: {_told(cause)}")

@@ -8,7 +8,7 @@ from uuid import UUID
 
 import uuid_utils.compat
 from psycopg.types.json import Jsonb
-from sqlalchemy import RowMapping, func, select
+from sqlalchemy import RowMapping, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from durable_jobs.contract.decisions import LAUNCH_CHECK_SECONDS, Change
@@ -18,7 +18,8 @@ from durable_jobs.contract.rules import encode_json
 from durable_jobs.contract.specs import JobSpec
 from durable_jobs.contract.states import EventName, JobStatus
 from durable_jobs.store import statements
-from durable_jobs.store.claim import claim_statement
+from durable_jobs.store.claim import claim_statements
+from durable_jobs.store.database import fetch
 from durable_jobs.store.tables import job_attempts, job_events, jobs
 
 _JOB_FIELDS = frozenset(Job.model_fields)
@@ -29,10 +30,6 @@ class JobStore:
 
     def __init__(self, schema: str) -> None:
         self.schema = schema
-
-    async def _rows(self, connection: AsyncConnection, sql: str, parameters: Mapping[str, Any]) -> Sequence[RowMapping]:
-        result = await connection.exec_driver_sql(sql, dict(parameters))
-        return result.mappings().all()
 
     async def _execute(self, connection: AsyncConnection, template: str, parameters: Mapping[str, Any]) -> int:
         sql = statements.statement(template, self.schema)
@@ -54,7 +51,7 @@ class JobStore:
         for name in ("backoff_base_seconds", "lease_seconds", "timeout_seconds"):
             columns[name] = [getattr(spec, name) for spec in specs]
         sql = statements.statement(statements.INSERT, self.schema)
-        rows = await self._rows(connection, sql, columns | {"launch_check_seconds": LAUNCH_CHECK_SECONDS})
+        rows = await fetch(connection, sql, columns | {"launch_check_seconds": LAUNCH_CHECK_SECONDS})
         return [job_of(row) for row in rows]
 
     async def existing(self, connection: AsyncConnection, keys: Sequence[tuple[str, str, str]]) -> list[Job]:
@@ -64,7 +61,7 @@ class JobStore:
             "project_id": [key[1] for key in keys],
             "idempotency_key": [key[2] for key in keys],
         }
-        rows = await self._rows(connection, statements.statement(statements.EXISTING, self.schema), columns)
+        rows = await fetch(connection, statements.statement(statements.EXISTING, self.schema), columns)
         return [job_of(row) for row in rows]
 
     async def claim(
@@ -81,34 +78,42 @@ class JobStore:
         filters: dict[str, Any] = {name: list(values) for name, values in scope.items() if values is not None}
         if len(filters.get("queues", ())) == 1:
             filters["queue"] = filters.pop("queues")[0]  # one value lets the scan follow the index's order
-        sql = claim_statement(self.schema, job_id is not None, frozenset(filters))
         parameters = {"worker_id": worker_id, "claim_token": claim_token, "job_id": job_id, **filters}
-        rows = await self._rows(connection, sql, parameters | {"launch_check_seconds": LAUNCH_CHECK_SECONDS})
-        return (rows[0]["decision"], job_of(rows[0])) if rows else None
+        parameters["launch_check_seconds"] = LAUNCH_CHECK_SECONDS
+        for sql in claim_statements(self.schema, job_id is not None, frozenset(filters)):
+            if rows := await fetch(connection, sql, parameters):
+                return rows[0]["decision"], job_of(rows[0])
+        return None
 
     async def mark_dispatched(
-        self, connection: AsyncConnection, claim: Claim, operation_key: str, grace_seconds: float
+        self,
+        connection: AsyncConnection,
+        claim: Claim,
+        operation_key: str,
+        grace_seconds: float,
+        admission: Mapping[str, Any] | None,
     ) -> tuple[Job, datetime, bool]:
-        """Record the boundary if the row allows it: the row as judged, the clock it was judged by, whether applied."""
-        parameters = {"operation_key": operation_key, "grace_seconds": grace_seconds}
+        """Record the boundary if the row allows it, with the `admission` that let it through: the row, the clock it was
+        judged by, whether applied."""
+        admitted = encode_json(admission) if admission is not None else None
+        parameters = {"operation_key": operation_key, "grace_seconds": grace_seconds, "admission": admitted}
         return await self._fenced(connection, statements.MARK, claim, parameters)
 
     async def complete(
         self, connection: AsyncConnection, claim: Claim, result: str, data: Mapping[str, Any]
     ) -> tuple[Job, datetime, bool]:
-        """Complete a running job: the row as judged, the clock it was judged by, whether applied."""
+        """Complete a running job: the row, the clock it was judged by, whether applied."""
         parameters = {"result": result, "data": encode_json(data)}
         return await self._fenced(connection, statements.COMPLETE, claim, parameters)
 
     async def _fenced(
         self, connection: AsyncConnection, template: str, claim: Claim, parameters: Mapping[str, Any]
     ) -> tuple[Job, datetime, bool]:
-        rows = await self._rows(
-            connection, statements.statement(template, self.schema), {**_holder(claim), **parameters}
-        )
-        if not rows:
-            raise JobNotFound(f"no job {claim.job_id}")
-        return job_of(rows[0]), rows[0]["now"], rows[0]["applied"]
+        sql = statements.statement(template, self.schema)
+        if rows := await fetch(connection, sql, {**_holder(claim), **parameters}):
+            return job_of(rows[0]), rows[0]["updated_at"], True
+        job, now = await self.lock(connection, claim.job_id)
+        return job, now, False
 
     async def renew(
         self,
@@ -120,7 +125,7 @@ class JobStore:
     ) -> LeaseStatus:
         """Extend one lease, waiting for the row's lock; with `details`, leave them as a heartbeat event."""
         sql = statements.statement(statements.RENEW, self.schema, **statements.RENEW_ONE)
-        rows = await self._rows(connection, sql, renewal(claim.worker_id, [claim], grace_seconds, details))
+        rows = await fetch(connection, sql, renewal(claim.worker_id, [claim], grace_seconds, details))
         return LeaseStatus(rows[0]["answer"])
 
     async def lock(
@@ -131,7 +136,7 @@ class JobStore:
         Raises `JobNotFound`, also for another organization's job when one is given.
         """
         parameters = {"job_id": job_id, "organization": organization}
-        rows = await self._rows(connection, statements.statement(statements.LOCK, self.schema), parameters)
+        rows = await fetch(connection, statements.statement(statements.LOCK, self.schema), parameters)
         if not rows:
             raise JobNotFound(f"no job {job_id}")
         return job_of(rows[0]), rows[0]["now"]
@@ -152,7 +157,7 @@ class JobStore:
             "now": now,
             "data": _adapted(change.data),
         }
-        (row,) = await self._rows(connection, sql, parameters)
+        (row,) = await fetch(connection, sql, parameters)
         return job_of(row)
 
     async def set_columns(
@@ -170,7 +175,7 @@ class JobStore:
     ) -> JobEvent:
         """Append an event that changes nothing. Raises `JobNotFound`."""
         parameters = {"job_id": job_id, "name": str(name), "actor": actor, "data": encode_json(data)}
-        rows = await self._rows(connection, statements.statement(statements.APPEND_EVENT, self.schema), parameters)
+        rows = await fetch(connection, statements.statement(statements.APPEND_EVENT, self.schema), parameters)
         if not rows:
             raise JobNotFound(f"no job {job_id}")
         return JobEvent.model_validate(dict(rows[0]))
@@ -211,21 +216,19 @@ class JobStore:
 
     async def get_with_clock(self, connection: AsyncConnection, job_id: UUID) -> tuple[Job, datetime]:
         """The row, and the database's clock. Raises `JobNotFound`."""
-        query = select(jobs, func.clock_timestamp().label("now")).where(jobs.c.id == job_id)
-        row = (await connection.execute(query)).mappings().first()
-        if row is None:
-            raise JobNotFound(f"no job {job_id}")
+        row = await self._row(connection, job_id, None)
         return job_of(row), row["now"]
 
     async def get(self, connection: AsyncConnection, job_id: UUID, organization: str | None = None) -> Job:
         """Raises `JobNotFound`, also for another organization's job when one is given."""
-        query = select(jobs).where(jobs.c.id == job_id)
-        if organization is not None:
-            query = query.where(jobs.c.organization_id == organization)
-        row = (await connection.execute(query)).mappings().first()
-        if row is None:
+        return job_of(await self._row(connection, job_id, organization))
+
+    async def _row(self, connection: AsyncConnection, job_id: UUID, organization: str | None) -> dict[str, Any]:
+        sql = statements.statement(statements.READ, self.schema)
+        rows = await fetch(connection, sql, {"job_id": job_id, "organization": organization})
+        if not rows:
             raise JobNotFound(f"no job {job_id}")
-        return job_of(row)
+        return rows[0]
 
     async def list_jobs(
         self,

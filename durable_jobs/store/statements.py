@@ -2,8 +2,8 @@
 
 Every one follows one shape. `locked` takes the row's lock; only then does `judged` read the clock, since a clock read
 before a lock wait passed a lease that was two seconds dead; `changed` writes if the row allows it; the trail and the
-attempt follow from `changed` alone. The answer is the judged row beside what happened, so that a refusal can be
-explained without a second read. `{s}` stands for the schema, `%(name)s` for a parameter.
+attempt follow from `changed` alone. The answer is the row as written, or none: what refused it is read under the same
+lock. `{s}` stands for the schema, `%(name)s` for a parameter.
 """
 
 from functools import cache
@@ -55,6 +55,10 @@ JOIN unnest(%(organization_id)s::text[], %(project_id)s::text[], %(idempotency_k
     AS a(organization_id, project_id, idempotency_key) USING (organization_id, project_id, idempotency_key)
 """
 
+# By name, and no more than is judged: Postgres plans each statement anew, and wide rows cost it half a millisecond.
+_HOLDER_ROW = """SELECT id, status, claimed_by, lease_generation, lease_expires_at, lease_seconds, timeout_seconds,
+        cancel_requested_at, dispatched_at
+    FROM {s}.jobs WHERE id = %(job_id)s FOR NO KEY UPDATE"""
 _HOLDER = """g.claimed_by = %(worker_id)s AND g.lease_generation = %(generation)s
     AND g.status IN ('claimed', 'running')"""
 
@@ -63,7 +67,7 @@ _RENEWED_LEASE = """LEAST(g.now + make_interval(secs => g.lease_seconds),
             t.claimed_at + make_interval(secs => g.timeout_seconds + %(grace_seconds)s))"""
 
 MARK = """
-WITH locked AS MATERIALIZED (SELECT * FROM {s}.jobs WHERE id = %(job_id)s FOR NO KEY UPDATE),
+WITH locked AS MATERIALIZED ({holder_row}),
 judged AS MATERIALIZED (SELECT l.*, clock_timestamp() AS now FROM locked l),
 changed AS (
     UPDATE {s}.jobs j SET status = 'running', dispatched_at = g.now, dispatched_generation = g.lease_generation,
@@ -72,23 +76,25 @@ changed AS (
     WHERE j.id = g.id AND {holder}
         AND g.lease_expires_at > g.now AND g.cancel_requested_at IS NULL AND g.dispatched_at IS NULL
         AND t.claimed_at + make_interval(secs => g.timeout_seconds + %(grace_seconds)s) > g.now
-    RETURNING j.*
+    RETURNING j.*, g.status AS judged_status
 ), attempt AS (
     UPDATE {s}.job_attempts a SET dispatched_at = c.dispatched_at, operation_key = c.operation_key
     FROM changed c WHERE a.job_id = c.id AND a.generation = c.lease_generation
 ), event AS (
     INSERT INTO {s}.job_events {event_columns}
-    SELECT id, organization_id, project_id, 'dispatched', status, lease_generation, intent_number, attempt_count,
-        claimed_by, dispatched_at, jsonb_build_object('operation_key', operation_key)
-    FROM changed
+    SELECT c.id, c.organization_id, c.project_id, e.name, e.status, c.lease_generation, c.intent_number,
+        c.attempt_count, c.claimed_by, c.dispatched_at, e.data
+    FROM changed c CROSS JOIN LATERAL (VALUES
+        (1, 'admission_checked', c.judged_status, %(admission)s::jsonb),
+        (2, 'dispatched', c.status, jsonb_build_object('operation_key', c.operation_key))
+    ) AS e(position, name, status, data)
+    WHERE e.data IS NOT NULL ORDER BY e.position
 )
-SELECT {job_columns_c}, c.updated_at AS now, true AS applied FROM changed c
-UNION ALL
-SELECT {job_columns_g}, g.now, false AS applied FROM judged g WHERE NOT EXISTS (SELECT FROM changed)
+SELECT * FROM changed
 """
 
 COMPLETE = """
-WITH locked AS MATERIALIZED (SELECT * FROM {s}.jobs WHERE id = %(job_id)s FOR NO KEY UPDATE),
+WITH locked AS MATERIALIZED ({holder_row}),
 judged AS MATERIALIZED (SELECT l.*, clock_timestamp() AS now FROM locked l),
 changed AS (
     UPDATE {s}.jobs j SET status = 'completed', result = %(result)s::jsonb, error = NULL, finished_at = g.now,
@@ -104,7 +110,7 @@ changed AS (
         claimed_by, finished_at, %(data)s::jsonb
     FROM changed
 )
-SELECT {job_columns_g}, g.now, EXISTS (SELECT FROM changed) AS applied FROM judged g
+SELECT * FROM changed
 """
 
 RENEW_ONE = {"skip_locked": "", "passed_over": "lost"}
@@ -139,6 +145,11 @@ SELECT a.id, a.generation, CASE
         AND j.claimed_by = %(worker_id)s AND j.status IN ('claimed', 'running')) THEN '{passed_over}'
     ELSE 'lost' END AS answer
 FROM asked a LEFT JOIN renewed r ON r.id = a.id
+"""
+
+READ = """
+SELECT j.*, clock_timestamp() AS now FROM {s}.jobs j
+WHERE id = %(job_id)s AND organization_id = COALESCE(%(organization)s, organization_id)
 """
 
 LOCK = """
@@ -178,9 +189,10 @@ def filled(template: str, schema: str, **parts: str) -> str:
     values = {
         **parts,
         "event_columns": EVENT_COLUMNS,
+        "holder_row": _HOLDER_ROW,
         "holder": _HOLDER,
         "renewed_lease": _RENEWED_LEASE,
-        **{f"job_columns_{alias}": _job_columns(alias) for alias in "cdg"},
+        **{f"job_columns_{alias}": _job_columns(alias) for alias in "cd"},
         "s": schema,
     }
     for name, value in values.items():

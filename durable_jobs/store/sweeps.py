@@ -9,6 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from durable_jobs.contract.models import Job
 from durable_jobs.contract.workers import WorkerRecord
+from durable_jobs.store.database import fetch
 from durable_jobs.store.jobs import job_of
 from durable_jobs.store.registry import WORKERS
 from durable_jobs.store.statements import EXPIRED, ORDER, SCOPE
@@ -124,9 +125,8 @@ class SweepStore:
 
     async def _rows(
         self, connection: AsyncConnection, template: str, parameters: Mapping[str, Any], **parts: str
-    ) -> list[Mapping[str, Any]]:
-        sql = self.sql(template, **parts)
-        return [dict(row) for row in (await connection.exec_driver_sql(sql, dict(parameters))).mappings()]
+    ) -> list[dict[str, Any]]:
+        return await fetch(connection, self.sql(template, **parts), parameters)
 
     async def execute(self, connection: AsyncConnection, template: str, **parameters: Any) -> int:
         """Run one of this module's writes; returns how many rows it touched."""
