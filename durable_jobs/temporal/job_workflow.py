@@ -40,7 +40,9 @@ _STATE = SearchAttributeKey.for_keyword(STATE_ATTRIBUTE)
 _OPERATION_KEY = SearchAttributeKey.for_keyword(OPERATION_KEY_ATTRIBUTE)
 
 
-@workflow.defn(name=WORKFLOW_TYPE)
+# Outside the sandbox, which runs this module anew for each job and took a quarter of the worker's time. It guards
+# against nondeterminism; this code is no product's, and the replay of stored histories, in the sandbox too, tests it.
+@workflow.defn(name=WORKFLOW_TYPE, sandboxed=False)
 class JobWorkflow:
     """Carries one job until the truth about it is known.
 
