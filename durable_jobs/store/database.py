@@ -36,7 +36,7 @@ SET LOCAL idle_in_transaction_session_timeout = '30s'
 state; synchronous_commit, as with it off a committed boundary was gone after a crash."""
 
 CONNECT_ARGS: dict[str, Any] = {
-    "prepare_threshold": None,  # PgBouncer 1.18 knows no protocol-level prepared statements
+    "prepare_threshold": None,  # PgBouncer 1.18 knows no protocol-level prepared statements: see _let_prepare
     "connect_timeout": 5,
     "keepalives_idle": 5,
     "keepalives_interval": 2,
@@ -45,8 +45,14 @@ CONNECT_ARGS: dict[str, Any] = {
     "application_name": "durable_jobs",
 }
 
+PREPARE_ON_ASK = 1_000_000
+"""On a direct connection a statement is prepared where `fetch` is asked to, and never for being frequent."""
+_STALE_PLANS = {"0A000", "26000"}
+"""A migration changed what a prepared statement returns; or the server knows no such statement."""
 _OWN = "durable_jobs_own"
 """Marks the connections of our own pools, as an execution option."""
+_DIRECT = "durable_jobs_direct"
+"""Whether a pooled connection is one to the server itself, in its `info`."""
 _LOST_RACES = {"40001", "40P01"}
 _UNAVAILABLE = {"25006", "25P03", "55P03"}
 """A server that only reads, a session that sat idle for too long, a lock that was not to be had."""
@@ -102,12 +108,14 @@ class Database:
                 async with engine.connect() as connection:
                     driver = _driver(connection)
                     try:
+                        if _DIRECT not in connection.info:
+                            connection.info[_DIRECT] = await _let_prepare(driver)
                         await driver.execute(BEGIN)
                         answer = await work(connection)
                         committing = True
                         await driver.commit()
-                    except BaseException:
-                        if broken := await _give_up(connection, driver):
+                    except BaseException as error:
+                        if broken := await _give_up(connection, driver, error):
                             self._stale.add(engine)
                         raise
                     return answer
@@ -143,13 +151,18 @@ class Database:
         await self._control.dispose()
 
 
-async def fetch(connection: AsyncConnection, sql: str, parameters: Mapping[str, Any]) -> list[dict[str, Any]]:
+async def fetch(
+    connection: AsyncConnection, sql: str, parameters: Mapping[str, Any], *, prepare: bool = False
+) -> list[dict[str, Any]]:
     """The rows of a statement. In a transaction of our own it goes straight to the driver, at half the cost; in a
-    caller's through SQLAlchemy, which has to know of it to commit it."""
+    caller's through SQLAlchemy, which has to know of it to commit it.
+
+    `prepare` is for what every job goes through: where no pooler stands between, it is planned once per connection.
+    """
     if connection.sync_connection is None or _OWN not in connection.sync_connection.get_execution_options():
         return [dict(row) for row in (await connection.exec_driver_sql(sql, dict(parameters))).mappings()]
     cursor = _driver(connection).cursor(row_factory=dict_row)
-    await cursor.execute(sql.encode(), parameters)
+    await cursor.execute(sql.encode(), parameters, prepare=prepare)
     return await cursor.fetchall()
 
 
@@ -158,13 +171,25 @@ def _driver(connection: AsyncConnection) -> psycopg.AsyncConnection[Any]:
     return cast("psycopg.AsyncConnection[Any]", connection.sync_connection.connection.driver_connection)
 
 
-async def _give_up(connection: AsyncConnection, driver: psycopg.AsyncConnection[Any]) -> bool:
-    """Roll back, or where that can't be done have the pool forget the connection; whether it is broken."""
+async def _let_prepare(driver: psycopg.AsyncConnection[Any]) -> bool:
+    """Allow prepared statements where the server itself answers. A pooler such as PgBouncer deals out sessions for each
+    transaction, and process ids of its own: there none are used."""
+    row = await (await driver.execute("SELECT pg_backend_pid()")).fetchone()
+    direct = row is not None and row[0] == driver.info.backend_pid
+    driver.prepare_threshold = PREPARE_ON_ASK if direct else None
+    return direct
+
+
+async def _give_up(connection: AsyncConnection, driver: psycopg.AsyncConnection[Any], error: BaseException) -> bool:
+    """Roll back, or where the connection is of no more use have the pool forget it; whether it is so."""
+    stale = isinstance(error, psycopg.Error) and error.sqlstate in _STALE_PLANS
     try:
         await driver.rollback()
     except psycopg.Error:
+        stale = True
+    if stale:
         await connection.invalidate()
-    return driver.closed
+    return stale or driver.closed
 
 
 def sqlstate(error: DBAPIError | psycopg.Error) -> str | None:

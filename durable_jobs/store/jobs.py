@@ -51,7 +51,7 @@ class JobStore:
         for name in ("backoff_base_seconds", "lease_seconds", "timeout_seconds"):
             columns[name] = [getattr(spec, name) for spec in specs]
         sql = statements.statement(statements.INSERT, self.schema)
-        rows = await fetch(connection, sql, columns | {"launch_check_seconds": LAUNCH_CHECK_SECONDS})
+        rows = await fetch(connection, sql, columns | {"launch_check_seconds": LAUNCH_CHECK_SECONDS}, prepare=True)
         return [job_of(row) for row in rows]
 
     async def existing(self, connection: AsyncConnection, keys: Sequence[tuple[str, str, str]]) -> list[Job]:
@@ -81,7 +81,7 @@ class JobStore:
         parameters = {"worker_id": worker_id, "claim_token": claim_token, "job_id": job_id, **filters}
         parameters["launch_check_seconds"] = LAUNCH_CHECK_SECONDS
         for sql in claim_statements(self.schema, job_id is not None, frozenset(filters)):
-            if rows := await fetch(connection, sql, parameters):
+            if rows := await fetch(connection, sql, parameters, prepare=job_id is not None):
                 return rows[0]["decision"], job_of(rows[0])
         return None
 
@@ -110,7 +110,7 @@ class JobStore:
         self, connection: AsyncConnection, template: str, claim: Claim, parameters: Mapping[str, Any]
     ) -> tuple[Job, datetime, bool]:
         sql = statements.statement(template, self.schema)
-        if rows := await fetch(connection, sql, {**_holder(claim), **parameters}):
+        if rows := await fetch(connection, sql, {**_holder(claim), **parameters}, prepare=True):
             return job_of(rows[0]), rows[0]["updated_at"], True
         job, now = await self.lock(connection, claim.job_id)
         return job, now, False
@@ -136,7 +136,7 @@ class JobStore:
         Raises `JobNotFound`, also for another organization's job when one is given.
         """
         parameters = {"job_id": job_id, "organization": organization}
-        rows = await fetch(connection, statements.statement(statements.LOCK, self.schema), parameters)
+        rows = await fetch(connection, statements.statement(statements.LOCK, self.schema), parameters, prepare=True)
         if not rows:
             raise JobNotFound(f"no job {job_id}")
         return job_of(rows[0]), rows[0]["now"]
@@ -157,7 +157,7 @@ class JobStore:
             "now": now,
             "data": _adapted(change.data),
         }
-        (row,) = await fetch(connection, sql, parameters)
+        (row,) = await fetch(connection, sql, parameters, prepare=True)
         return job_of(row)
 
     async def set_columns(
@@ -225,7 +225,7 @@ class JobStore:
 
     async def _row(self, connection: AsyncConnection, job_id: UUID, organization: str | None) -> dict[str, Any]:
         sql = statements.statement(statements.READ, self.schema)
-        rows = await fetch(connection, sql, {"job_id": job_id, "organization": organization})
+        rows = await fetch(connection, sql, {"job_id": job_id, "organization": organization}, prepare=True)
         if not rows:
             raise JobNotFound(f"no job {job_id}")
         return rows[0]
