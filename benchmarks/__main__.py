@@ -35,7 +35,7 @@ from tests.servers import scratch_folder
 Section = Callable[[Stack], Awaitable[dict[str, Any]]]
 
 FULL: dict[str, Section] = {
-    "jobs": lambda it: measure_jobs(it, jobs=300, rounds=5, samples=100),
+    "jobs": lambda it: measure_jobs(it, jobs=300, rounds=4, samples=80),
     "scaling": lambda it: measure_scaling(it, jobs=60, workers=(1, 2, 4, 8)),
     "rows": lambda it: measure_rows(it, sizes=(1000, 100_000, 1_000_000), terminal=1_000_000, calls=200),
     "sweep": lambda it: measure_sweep(it, candidates=10_000, milliseconds=(0, 50)),

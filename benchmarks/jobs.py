@@ -27,7 +27,7 @@ class Pair:
 
     def __init__(self, stack: Stack, shape: str, url: str) -> None:
         self._stack = stack
-        self._url = url
+        self.url = url
         self.client = Child(stack, "client", shape, url, f"bench-{shape}")
         self.worker = Child(stack, "worker", shape, url, f"bench-{shape}", slots=SLOTS)
 
@@ -36,9 +36,9 @@ class Pair:
 
     async def run(self, jobs: int, submitters: int) -> dict[str, float]:
         """So many jobs: jobs per second, and per job milliseconds of CPU and what Postgres did."""
-        cpu, counters = self._cpu(), self._stack.counters(self._url)
+        cpu, counters = self._cpu(), self._stack.counters(self.url)
         seconds = await self.client.ask("run", jobs=jobs, submitters=submitters)
-        spent, done = self._cpu(), self._stack.counters(self._url) - counters
+        spent, done = self._cpu(), self._stack.counters(self.url) - counters
         figures = {"jobs_per_second": jobs / seconds}
         figures |= {f"cpu_ms_{name}": 1000 * (spent[name] - cpu[name]) / jobs for name in cpu}
         figures["cpu_ms_own"] = figures["cpu_ms_client"] + figures["cpu_ms_worker"]
@@ -68,6 +68,7 @@ async def measure_jobs(stack: Stack, *, jobs: int, rounds: int, samples: int) ->
             for shape in random.sample(SHAPES, len(SHAPES)):
                 rounds_of[shape].append(await found[shape].run(jobs, SUBMITTERS))
         seconds = await _latencies(found, samples)
+        stored = stack.stored_bytes(found["ours"].url)
         histories = {shape: await pair.client.ask("history") for shape, pair in found.items()}
     shapes: dict[str, dict[str, Any]] = {}
     for shape, measured in rounds_of.items():
@@ -76,6 +77,7 @@ async def measure_jobs(stack: Stack, *, jobs: int, rounds: int, samples: int) ->
         figures["history_events"] = len(histories[shape])
         figures["actions"] = sum(event in ACTIONS for event in histories[shape])
         shapes[shape] = figures
+    shapes["ours"]["stored_bytes"] = stored
     return {"shapes": shapes, "ratios": _ratios(rounds_of, seconds)}
 
 

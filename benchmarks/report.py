@@ -31,6 +31,7 @@ ROWS = (
     ("Postgres commits, per job", "pg_commits"),
     ("Postgres statements, per job", "pg_statements"),
     ("WAL bytes per job", "pg_wal_bytes"),
+    ("bytes of tables and indexes per job", "stored_bytes"),
 )
 
 
@@ -49,7 +50,7 @@ def table(head: list[str], rows: list[list[str]]) -> str:
 
 def _figure(shape: Mapping[str, Any], key: str) -> str:
     name, _, what = key.partition(" ")
-    figure = shape[name]
+    figure = shape.get(name)
     if not isinstance(figure, dict):
         return shown(figure)
     if what or name == "latency_ms":
@@ -72,8 +73,12 @@ def render(results: Mapping[str, Any]) -> str:
         f"{machine['date']}, {machine['cores']} cores ({machine['cpu']}), {machine['size']} run of"
         f" {machine['seconds']:.0f} s, load {load}. PostgreSQL {machine['postgres']}, Temporal server"
         f" {machine['temporal']}, SDK {machine['temporalio']}, Python {machine['python']}.",
-        budget_table(judge(results)),
     ]
+    if machine["load"][0] > machine["cores"] / 2:
+        parts.append(
+            "Other work had the machine: times, rates and their ratios say little here; counts and CPU per job hold."
+        )
+    parts.append(budget_table(judge(results)))
     if "jobs" in results:
         shapes = results["jobs"]["shapes"]
         rows = [[label, *(_figure(shapes[shape], key) for shape in shapes)] for label, key in ROWS]
@@ -146,7 +151,7 @@ def plot(results: Mapping[str, Any], path: Path) -> None:
     medians = [shapes[shape]["jobs_per_second"]["median"] for shape in shapes]
     spreads = [shapes[shape]["jobs_per_second"] for shape in shapes]
     errors = [[each["median"] - each["min"] for each in spreads], [each["max"] - each["median"] for each in spreads]]
-    colours = ["#8a8f98", "#2f6fde", "#c9a227", "#b9bdc4"]
+    colours = ["#5f6673", "#2f6fde", "#b08d1a", "#8a93a3"]
     bars = left.bar([TITLES.get(shape, shape) for shape in shapes], medians, yerr=errors, capsize=4, color=colours)
     left.bar_label(bars, fmt="%.1f", label_type="center", color="white")
     left.set_title("Jobs per second, 50 submitters, 100 slots")

@@ -111,6 +111,16 @@ class Stack:
         assert row is not None
         return row[0], row[1]
 
+    def stored_bytes(self, url: str) -> float:
+        """The bytes of tables and indexes for each job in the database of `url`."""
+        with psycopg.connect(url) as connection:
+            row = connection.execute(
+                "SELECT sum(pg_total_relation_size(c.oid))::float / (SELECT count(*) FROM durable_jobs.jobs)"
+                " FROM pg_class c WHERE c.relnamespace = 'durable_jobs'::regnamespace AND c.relkind = 'r'"
+            ).fetchone()
+        assert row is not None
+        return float(row[0])
+
     def cpu(self) -> dict[str, float]:
         """The CPU seconds of each server so far."""
         return {"postgres": cpu_of(self.postgres.pid), "temporal": cpu_of(self.temporal.pid)}
