@@ -24,7 +24,7 @@ import shutil
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -63,6 +63,8 @@ class Soak:
         self.temporal = temporal
         self.started = time.monotonic()
         self.open_workflows = 0
+        self.found = Found({})
+        """What the run left, at its end."""
 
     async def run(self) -> tuple[dict[str, Any], list[str]]:
         """Returns the last line, and the violations."""
@@ -137,6 +139,7 @@ class Soak:
         seconds, clients, fleet = self.seconds, self.clients, self.fleet
         found = read_tables(fleet.stack.database_url)
         await self._ask_provider(found)
+        self.found = found
         problems += [*fleet.problems, *clients.problems, *violations(found)]
         problems += told_to_clients(found, clients.acknowledged, clients.cancels, clients.awaited)
         problems += await trails_that_differ(clients.jobs.service, found)
@@ -180,8 +183,10 @@ def say(text: str) -> None:
 
 
 @asynccontextmanager
-async def soak(arguments: argparse.Namespace, folder: Path) -> AsyncIterator[Soak]:
-    """The servers, the provider, the workers and the clients."""
+async def soak(
+    arguments: argparse.Namespace, folder: Path, clients: Callable[..., Clients] = Clients
+) -> AsyncIterator[Soak]:
+    """The servers, the provider, the workers and the clients, made by `clients` as `Clients` is."""
     environment = dict(os.environ)
     with own_servers(folder / "servers") as stack:
         quiet = LoggingConfig(filter=TelemetryFilter(core_level="ERROR", other_level="ERROR"))
@@ -206,7 +211,7 @@ async def soak(arguments: argparse.Namespace, folder: Path) -> AsyncIterator[Soa
                 (await http.put("/rules", json=provider_rules())).raise_for_status()
                 try:
                     await fleet.start()
-                    yield Soak(arguments, Clients(jobs, http, fleet.alive), fleet, temporal)
+                    yield Soak(arguments, clients(jobs, http, fleet.alive), fleet, temporal)
                 finally:
                     await fleet.aclose()
 

@@ -11,7 +11,7 @@ from psycopg.rows import dict_row
 
 from durable_jobs import DurableJobService
 from durable_jobs.contract.states import SETTLED, UNRESOLVED, JobStatus
-from tests.soak.shapes import CHILD, operation_key
+from tests.soak.shapes import BY_HAND, CHILD, operation_key
 
 Row = dict[str, Any]
 
@@ -25,6 +25,7 @@ REACHED = {
     "forgotten": {"dead_letter"},
     "hopeless": {"dead_letter"},
     "halting": {"halt_unsafe"},
+    BY_HAND: {"completed", "cancelled"},
 }
 """How the jobs of a shape may end, `completed` where it isn't said; or, past a boundary whose call never left its
 sender, `failed` by the operator."""
@@ -80,13 +81,13 @@ def _of_job(job: Row, found: Found) -> Iterator[str]:
     for row in (*events, *attempts):
         if (row["organization_id"], row["project_id"]) != (job["organization_id"], job["project_id"]):
             yield f"has a row of another tenant: {row}"
-    yield from _trail(events)
+    yield from trail_problems(events)
     yield from _attempts(job, attempts)
     yield from _outcome(job, found)
     yield from _follow_ups(job, found)
 
 
-def _trail(events: list[Row]) -> Iterator[str]:
+def trail_problems(events: list[Row]) -> Iterator[str]:
     generation, intent, status = 0, 0, "queued"
     for event in events:
         name, after = event["name"], event["status"]

@@ -11,6 +11,8 @@ from durable_jobs import JobSpec
 QUEUE = "soak"
 PROJECTS = (("acme", "alpha"), ("acme", "beta"), ("zenith", "alpha"))
 CHILD = "child"
+BY_HAND = "by-hand"
+"""Shape, type and queue of jobs that no worker process hosts: see `tests.proof.clients`."""
 
 QUESTIONS = (
     "How do mountains form?",
