@@ -1,8 +1,11 @@
 """Connections and transactions: pools, per-transaction settings, and what a driver's error means."""
 
 import asyncio
+import os
 import random
+import socket
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from typing import Any, TypeVar, cast
 
 import psycopg
@@ -45,6 +48,9 @@ CONNECT_ARGS: dict[str, Any] = {
     "application_name": "durable_jobs",
 }
 
+ANSWER_SECONDS = 35.0
+"""How long one round trip may take: longer than any statement may, so that a server which is there has answered."""
+
 PREPARE_ON_ASK = 1_000_000
 """On a direct connection a statement is prepared where `fetch` is asked to, and never for being frequent."""
 _STALE_PLANS = {"0A000", "26000"}
@@ -57,6 +63,24 @@ _LOST_RACES = {"40001", "40P01"}
 _UNAVAILABLE = {"25006", "25P03", "55P03"}
 """A server that only reads, a session that sat idle for too long, a lock that was not to be had."""
 _TRIES = 5
+
+
+def hang_up(connection: "psycopg.Connection[Any] | psycopg.AsyncConnection[Any]") -> None:
+    """End a connection under whoever waits for its answer; that is told so by the driver's own error."""
+    with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(connection.fileno())) as peer:
+        peer.shutdown(socket.SHUT_RDWR)
+
+
+class AnsweringConnection(psycopg.AsyncConnection[Any]):
+    """Hangs up on a server that says nothing. TCP by itself notices a host that vanished, but not a pooler or a sidecar
+    that stalls, whose kernel acknowledges what nobody forwards: such a connection waited for ever."""
+
+    async def wait(self, *arguments: Any, **named: Any) -> Any:
+        patience = asyncio.get_running_loop().call_later(ANSWER_SECONDS, hang_up, self)
+        try:
+            return await super().wait(*arguments, **named)
+        finally:
+            patience.cancel()
 
 
 class Database:
@@ -81,7 +105,7 @@ class Database:
             pool_size=size,
             max_overflow=0,
             pool_timeout=10,
-            connect_args=CONNECT_ARGS,
+            connect_args={**CONNECT_ARGS, "async_creator_fn": AnsweringConnection.connect},
             hide_parameters=True,  # an error's text must not carry a tenant's payload into a log
             execution_options={"schema_translate_map": {SCHEMA: self.schema}, _OWN: True},
         )

@@ -10,14 +10,14 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from uuid import UUID
 
 import psycopg
 
 from durable_jobs.contract.models import Claim, Job
 from durable_jobs.service.registry import HEARTBEAT_SECONDS
-from durable_jobs.store.database import BEGIN, CONNECT_ARGS
+from durable_jobs.store.database import BEGIN, CONNECT_ARGS, hang_up
 from durable_jobs.store.jobs import renewal
 from durable_jobs.store.migrate import libpq_url
 from durable_jobs.store.registry import BEAT, COUNT, counts
@@ -29,6 +29,8 @@ logger = logging.getLogger(__name__)
 
 RENEWALS_PER_LEASE = 6
 RECONNECT_SECONDS = 1.0
+ANSWER_SECONDS = 15.0
+"""How long a tick may take before its connection is given up for a new one: a quarter of a default lease."""
 NEVER = float("inf")
 
 
@@ -125,14 +127,15 @@ class LeaseKeeper:
             try:
                 if connection is None or connection.closed:
                     connection = psycopg.connect(self._url, autocommit=True, **CONNECT_ARGS)
-                if now >= renewal_due:
-                    due, renewal_due = renewal_due, now + tick
-                    if held:
-                        self._renew(connection, held)
-                        self._lag = max(self._lag, time.monotonic() - due)
-                if now >= beat_due:
-                    beat_due = now + HEARTBEAT_SECONDS
-                    self._beat(connection, len(held))
+                with _answered(connection):
+                    if now >= renewal_due:
+                        due, renewal_due = renewal_due, now + tick
+                        if held:
+                            self._renew(connection, held)
+                            self._lag = max(self._lag, time.monotonic() - due)
+                    if now >= beat_due:
+                        beat_due = now + HEARTBEAT_SECONDS
+                        self._beat(connection, len(held))
             except psycopg.Error as error:
                 logger.warning(
                     "The keeper of %d leases could not write, and tries again at its next tick: %s", len(held), error
@@ -143,7 +146,7 @@ class LeaseKeeper:
                 pause = now + min(tick, RECONNECT_SECONDS)
                 renewal_due, beat_due = (max(due, pause) for due in (renewal_due, beat_due))
         if connection is not None:
-            with contextlib.suppress(psycopg.Error):
+            with contextlib.suppress(psycopg.Error), _answered(connection):
                 self._beat(connection, 0)
         _close(connection)
 
@@ -177,6 +180,18 @@ class LeaseKeeper:
             answer = answers[lease.claim.job_id, lease.claim.generation]
             with contextlib.suppress(RuntimeError):  # the loop has closed: nobody is left to tell
                 self._loop.call_soon_threadsafe(lease.tell, answer, asked_at)
+
+
+@contextlib.contextmanager
+def _answered(connection: psycopg.Connection) -> Iterator[None]:
+    """Within it a server that says nothing is hung up on, after `ANSWER_SECONDS`."""
+    patience = threading.Timer(ANSWER_SECONDS, hang_up, [connection])
+    patience.daemon = True
+    patience.start()
+    try:
+        yield
+    finally:
+        patience.cancel()
 
 
 def _close(connection: psycopg.Connection | None) -> None:
