@@ -63,7 +63,7 @@ async def scene(
     }
     started: list[WorkerProcess] = []
 
-    async def start_worker(fault: str = "", grace_seconds: float = 2) -> WorkerProcess:
+    async def start_worker(fault: str = "", grace_seconds: float = 2, **extra: str) -> WorkerProcess:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
@@ -71,7 +71,7 @@ async def scene(
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
-            env=environment | {"PROBE_FAULT": fault, "PROBE_GRACE_SECONDS": str(grace_seconds)},
+            env=environment | {"PROBE_FAULT": fault, "PROBE_GRACE_SECONDS": str(grace_seconds)} | extra,
             # A session of its own: nothing that is sent to the group of the tests reaches it, nor the other way round.
             start_new_session=True,
         )
