@@ -64,8 +64,8 @@ async def good(service: DurableJobService, spec: Specs, database_url: str, tmp_p
         sent, dropped = made[0].job.id, made[2].job.id
         key = (one.organization, one.project, one.idempotency_key)
         other = one.model_copy(update={"payload": {"n": 2}})
+        arguments = {"key": key, "variant": "other"}
         with pytest.raises(IdempotencyKeyConflict):
-            arguments = {"key": key, "variant": "other"}
             await call("c2", "create", arguments, lambda: service.create_job(other), told)
         await call(
             "c2", "find", {"key": key}, lambda: service.find_by_idempotency_key(*key), lambda it: told(it) if it else {}
@@ -94,8 +94,8 @@ async def good(service: DurableJobService, spec: Specs, database_url: str, tmp_p
             B, "mark", at | mark, lambda: service.mark_provider_dispatched(held, "key", consequential=False), told
         )
         result = {"ok": True}
+        late = at | {"generation": stale.generation, "result": {"late": True}}
         with pytest.raises(LeaseLost):
-            late = at | {"generation": stale.generation, "result": {"late": True}}
             await call(A, "complete", late, lambda: service.complete_job(stale, {"late": True}), told)
         await call(
             B, "complete", at | {"result": result}, lambda: service.complete_job(held, result), lambda it: told(it.job)

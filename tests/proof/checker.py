@@ -139,7 +139,8 @@ def _real_time(seen: list[Seen]) -> Iterator[str]:
             if past.status in SETTLED or (past.status in UNRESOLVED and status.get(past.intent) not in SETTLED):
                 status[past.intent] = past.status
         if each.generation < generation or each.intent < intent:
-            yield f"{each.who} saw generation {each.generation} and intent {each.intent} after {generation} and {intent}"
+            seen_there = f"generation {each.generation} and intent {each.intent}"
+            yield f"{each.who} saw {seen_there} after {generation} and {intent}"
         last = status.get(each.intent)
         if last in SETTLED and each.status != last:
             yield f"{each.who} saw {each.status} after {last}, which is settled"

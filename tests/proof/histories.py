@@ -1,4 +1,4 @@
-"""Histories under faults: `python -m tests.proof.histories --histories 2 --seconds 20`, or as a part of `make proof`.
+"""Histories under faults: `make proof ARGS="--parts histories --histories 2 --seconds 20"`.
 
 Each is a run of the soak, its servers, workers, provider and faults, with the clients of `tests.proof.clients`, whose
 every call is recorded; then `tests.proof.checker` judges the history, and the soak its own invariants.
@@ -6,10 +6,8 @@ every call is recorded; then `tests.proof.checker` judges the history, and the s
 
 import argparse
 import asyncio
-import json
 import logging
 import shutil
-import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -58,20 +56,3 @@ def run_histories(count: int, seconds: float, seed: int) -> Iterator[dict[str, A
             logging.getLogger().removeHandler(handler)
             handler.close()
         yield line
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.proof.histories", description=__doc__.split("\n")[0])
-    parser.add_argument("--histories", type=int, default=20)
-    parser.add_argument("--seconds", type=float, default=60, help="the length of each, under faults")
-    parser.add_argument("--seed", type=int, default=1, help="of the first; each next one has the next")
-    chosen = parser.parse_args()
-    broken = 0
-    for line in run_histories(chosen.histories, chosen.seconds, chosen.seed):
-        say(json.dumps(line))
-        broken += line["violations"]
-    return 1 if broken else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
