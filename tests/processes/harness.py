@@ -23,11 +23,11 @@ PATIENCE = 30.0
 """Seconds that anything awaited here may take; most of it takes a few."""
 
 
-async def until(what: str, look: Callable[[], Awaitable[Any]]) -> Any:
-    """Look until there is something to be seen, and return it."""
-    deadline = time.monotonic() + PATIENCE
+async def until(what: str, look: Callable[[], Awaitable[Any]], patience: float = PATIENCE) -> Any:
+    """Look until there is something to be seen, and return it. Raises `AssertionError` after `patience` seconds."""
+    deadline = time.monotonic() + patience
     while not (seen := await look()):
-        assert time.monotonic() < deadline, f"not within {PATIENCE:g} s: {what}"
+        assert time.monotonic() < deadline, f"not within {patience:g} s: {what}"
         await asyncio.sleep(0.03)
     return seen
 

@@ -28,7 +28,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import httpx
 from temporalio.client import Client
@@ -37,12 +36,11 @@ from temporalio.service import RPCError
 
 from durable_jobs import DurableJobs
 from durable_jobs.contract.errors import StoreUnavailable
-from durable_jobs.contract.states import SETTLED, JobStatus
 from durable_jobs.dev import DATABASE_URL_VARIABLE, TEMPORAL_ADDRESS_VARIABLE
 from examples.research.processes import Children
 from tests.servers import own_servers, scratch_folder
-from tests.soak.checks import Found, read_tables, told_to_clients, trails_that_differ, violations
-from tests.soak.clients import Clients, to_be_retried
+from tests.soak.checks import ask_provider, read_tables, told_to_clients, trails_that_differ, violations
+from tests.soak.clients import Clients, is_open
 from tests.soak.faults import Fault, Fleet, draw_plan
 from tests.soak.shapes import draw_specs, provider_rules
 
@@ -108,13 +106,7 @@ class Soak:
         while self.seconds < self.arguments.seconds + self.arguments.limit:
             await asyncio.sleep(1)
             with suppress(StoreUnavailable):
-                open_jobs = [
-                    job
-                    for job in await self.clients.list_jobs()
-                    if job.status not in SETTLED
-                    or job.follow_ups_due
-                    or (job.status is JobStatus.FAILED and to_be_retried(job))
-                ]
+                open_jobs = [job for job in await self.clients.list_jobs() if is_open(job)]
                 if not open_jobs and submitting.done():
                     return
                 if self.seconds - said >= 10:
@@ -138,7 +130,7 @@ class Soak:
     async def _conclude(self, problems: list[str]) -> tuple[dict[str, Any], list[str]]:
         seconds, clients, fleet = self.seconds, self.clients, self.fleet
         found = read_tables(fleet.stack.database_url)
-        await self._ask_provider(found)
+        await ask_provider(found, clients.provider)
         self.found = found
         problems += [*fleet.problems, *clients.problems, *violations(found)]
         problems += told_to_clients(found, clients.acknowledged, clients.cancels, clients.awaited)
@@ -168,14 +160,6 @@ class Soak:
             "violations": len(problems),
         }
         return line, problems
-
-    async def _ask_provider(self, found: Found) -> None:
-        http = self.clients.provider
-        found.sends = (await http.get("/stats")).raise_for_status().json()["sends"]
-        operations = {}
-        for key in found.sends:
-            operations[key] = (await http.get(f"/operations/{quote(key, safe='')}")).raise_for_status().json()
-        found.operations = operations
 
 
 def say(text: str) -> None:

@@ -1,11 +1,13 @@
 """The invariants of the service, held against what a run left in the tables and at the provider."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import quote
 from uuid import UUID
 
+import httpx
 import psycopg
 from psycopg.rows import dict_row
 
@@ -29,6 +31,10 @@ REACHED = {
 }
 """How the jobs of a shape may end, `completed` where it isn't said; or, past a boundary whose call never left its
 sender, `failed` by the operator."""
+
+
+ONCE = {"claimed", "dispatched", "retried", "reconciled", "dead_lettered"} | (SETTLED | UNRESOLVED) - {"dead_letter"}
+"""The events that are the one transition of their name in a generation."""
 
 
 @dataclass
@@ -55,11 +61,20 @@ def read_tables(database_url: str) -> Found:
     return found
 
 
-def violations(found: Found) -> Iterator[str]:
+async def ask_provider(found: Found, http: httpx.AsyncClient, mine: Callable[[str], bool] = lambda key: True) -> None:
+    """Adds what the provider recorded under the keys that are `mine`, by default all that it knows."""
+    sends = (await http.get("/stats")).raise_for_status().json()["sends"]
+    found.sends = {key: count for key, count in sends.items() if mine(key)}
+    found.operations = {
+        key: (await http.get(f"/operations/{quote(key, safe='')}")).raise_for_status().json() for key in found.sends
+    }
+
+
+def violations(found: Found, reached: Mapping[str, set[str]] = REACHED) -> Iterator[str]:
     """What each job, its trail, its attempts and the provider have against each other, a line each."""
     yield from _keys(found)
     for job in found.jobs.values():
-        for problem in _of_job(job, found):
+        for problem in _of_job(job, found, reached):
             yield f"job {job['id']} ({job['payload']['shape']}, {job['status']}): {problem}"
     yield from _calls(found)
 
@@ -72,7 +87,7 @@ def _keys(found: Found) -> Iterator[str]:
             yield f"two jobs under {key}: {seen[key]} and {job['id']}"
 
 
-def _of_job(job: Row, found: Found) -> Iterator[str]:
+def _of_job(job: Row, found: Found, reached: Mapping[str, set[str]]) -> Iterator[str]:
     events, attempts = found.events[job["id"]], found.attempts[job["id"]]
     if job["status"] not in SETTLED:
         yield f"is not settled; escalated: {job['escalation_reason']}"
@@ -83,12 +98,14 @@ def _of_job(job: Row, found: Found) -> Iterator[str]:
             yield f"has a row of another tenant: {row}"
     yield from trail_problems(events)
     yield from _attempts(job, attempts)
-    yield from _outcome(job, found)
+    yield from _outcome(job, found, reached)
     yield from _follow_ups(job, found)
 
 
 def trail_problems(events: list[Row]) -> Iterator[str]:
     generation, intent, status = 0, 0, "queued"
+    marked = set[int]()
+    seen = set[tuple[str, int]]()
     for event in events:
         name, after = event["name"], event["status"]
         grows = event["generation"] > generation
@@ -100,6 +117,13 @@ def trail_problems(events: list[Row]) -> Iterator[str]:
             yield f"{status}, which is settled, becomes {after} by {name}"
         if after != status and status in UNRESOLVED and name != "reconciled":
             yield f"{status}, which is uncertain, becomes {after} by {name}"
+        if name == "claimed" and event["intent_number"] in marked:
+            yield f"generation {event['generation']} is claimed past the boundary of its intent"
+        if name == "dispatched":
+            marked.add(event["intent_number"])
+        if name in ONCE and (name, event["generation"]) in seen:
+            yield f"generation {event['generation']} has two events {name}"
+        seen.add((name, event["generation"]))
         generation, intent, status = event["generation"], event["intent_number"], after
 
 
@@ -114,14 +138,14 @@ def _attempts(job: Row, attempts: list[Row]) -> Iterator[str]:
         yield f"attempts of generations {unended} have not ended"
 
 
-def _outcome(job: Row, found: Found) -> Iterator[str]:
+def _outcome(job: Row, found: Found, reached: Mapping[str, set[str]]) -> Iterator[str]:
     status, shape = job["status"], job["payload"]["shape"]
     by = (job["reconciliation"] or {}).get("by")
     key = job["operation_key"]
     sends = found.sends.get(key, 0) if key else 0
     said = found.operations[key]["state"] if sends else "absent"
     unsent = key is not None and not sends and status == "failed" and by == "operator"
-    if status in SETTLED and status not in REACHED.get(shape, {"completed"}) and not unsent:
+    if status in SETTLED and status not in reached.get(shape, {"completed"}) and not unsent:
         yield f"does not end so: {job['error']}, reconciled by {by}, {sends} sends, the provider says {said}"
     if status in ("failed", "cancelled", "dead_letter") and sends and by != "operator" and said != "failed":
         yield f"the provider accepted its call and says {said}; reconciled by {by}"

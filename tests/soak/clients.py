@@ -12,7 +12,7 @@ import httpx
 
 from durable_jobs import DurableJobs, Job, JobHandle, JobOutcomeError, JobSpec, JobStatus
 from durable_jobs.contract.errors import NotResolvable, NotRetryable, StoreUnavailable
-from tests.soak.shapes import QUEUE
+from durable_jobs.contract.states import SETTLED
 
 T = TypeVar("T")
 
@@ -108,7 +108,7 @@ class Clients:
         found: list[Job] = []
         cursor: str | None = None
         while True:
-            page = await self.jobs.service.list_jobs(queue=QUEUE, statuses=statuses or None, after=cursor, limit=1000)
+            page = await self.jobs.service.list_jobs(statuses=statuses or None, after=cursor, limit=1000)
             found += page.items
             cursor = page.next_cursor
             if cursor is None:
@@ -156,6 +156,11 @@ class Clients:
         response = await self.provider.get(f"/operations/{quote(job.operation_key, safe='')}")
         operation: dict[str, Any] = response.raise_for_status().json()
         return operation
+
+
+def is_open(job: Job) -> bool:
+    """Whether somebody has yet to do something about this job."""
+    return job.status not in SETTLED or job.follow_ups_due or (job.status is JobStatus.FAILED and to_be_retried(job))
 
 
 def to_be_retried(job: Job) -> bool:

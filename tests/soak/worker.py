@@ -15,8 +15,10 @@ import sys
 import threading
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import Any
 
 from pydantic import BaseModel
+from temporalio.client import Client
 from temporalio.worker import Worker
 
 from durable_jobs import DurableJobsPlugin, FollowUp, HaltUnsafe, Job, JobContext, JobHandler, ProviderState
@@ -108,27 +110,34 @@ async def all_of_it_runs() -> None:
         await asyncio.sleep(0.05)
 
 
-async def main() -> None:
-    """Works until SIGTERM, then lets the attempts in hand come to their end."""
+async def work(
+    client: Client, queue: str, handlers: Sequence[JobHandler[Any, Any]], reconcile_every: timedelta, **options: Any
+) -> None:
+    """Works until SIGTERM, then lets the attempts in hand come to their end; `options` are the Temporal worker's."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     loop.add_signal_handler(signal.SIGTERM, stop.set)
     loop.add_signal_handler(signal.SIGUSR1, tell_where)
-    provider = ResearchProvider(os.environ["SOAK_PROVIDER_URL"])
     plugin = DurableJobsPlugin(
         os.environ["DURABLE_JOBS_DATABASE_URL"],
-        [Plain(), Call(provider)],
+        handlers,
         grace_seconds=float(os.environ["SOAK_GRACE_SECONDS"]),
-        reconcile_every=RECONCILE_EVERY,
+        reconcile_every=reconcile_every,
         reconciliation=ReconciliationPolicy(lookup_timeout=5),
     )
+    async with Worker(client, task_queue=queue, plugins=[plugin], max_concurrent_activities=SLOTS, **options):
+        await all_of_it_runs()
+        print("polling", flush=True)
+        await stop.wait()
+        print("stopping", flush=True)
+
+
+async def main() -> None:
+    """The soak's own handlers, on its own queue."""
+    provider = ResearchProvider(os.environ["SOAK_PROVIDER_URL"])
     client = await connect_temporal()
     try:
-        async with Worker(client, task_queue=QUEUE, plugins=[plugin], max_concurrent_activities=SLOTS):
-            await all_of_it_runs()
-            print("polling", flush=True)
-            await stop.wait()
-            print("stopping", flush=True)
+        await work(client, QUEUE, [Plain(), Call(provider)], RECONCILE_EVERY)
     finally:
         await provider.aclose()
     print("stopped", flush=True)
