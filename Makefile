@@ -9,7 +9,7 @@ AIMOCK := @copilotkit/aimock@1.43.0
 AIMOCK_READY := .venv/aimock/.ready-1.43.0
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-audit dev test soak proof bench lint generate verify clean
+.PHONY: help demo demo-audit dev test soak crash proof spec spec-deep bench lint generate verify clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' Makefile
@@ -44,6 +44,9 @@ test: $(READY) $(AIMOCK_READY) ## the test suite, against real servers
 
 soak: $(READY) ## many jobs over three workers while processes and servers die, and all invariants; ARGS="--seed 7"
 	$(BIN)/python -m tests.soak $(ARGS)
+
+crash: $(READY) ## a worker killed at each step that leaves it, one run for each; ARGS="--shape dispatching --only 7"
+	$(BIN)/python -m tests.crash $(ARGS)
 
 proof: $(READY) ## the model at length, recorded histories under faults, every network fault; ARGS="--parts network"
 	$(BIN)/python -m tests.proof $(ARGS)
