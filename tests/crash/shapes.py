@@ -13,8 +13,8 @@ from tests.soak.shapes import Shape
 LEASE_SECONDS = 1.5
 GRACE_SECONDS = 0.4
 RECONCILE_SECONDS = 1.0
-LATER_LINGERS = 1.2
-"""How long the handlers of later generations take before the boundary: one that was stopped wakes up beside them."""
+LATER_LINGERS = 0.2
+"""How long the handlers of later generations take before the boundary: whoever was stopped wakes up beside them."""
 
 Before = Literal["", "expired", "marked", "uncertain", "resolved", "committed", "enqueued"]
 """How far the job has come before the worker at whose points the run aims: nowhere; an earlier claim of it ran out,
@@ -43,7 +43,7 @@ class Story:
     terminate: Cue = ""
     """When the worker gets SIGTERM."""
     stops: bool = False
-    """Whether to stop the worker at each point as well, until another one has gone on."""
+    """Whether to stop the worker at each point as well, until another one holds the job."""
     most: int | None = None
     """No more points than that: those beyond repeat them."""
     reached: frozenset[str] = frozenset({"completed"})
@@ -77,7 +77,7 @@ STORIES = (
     Story("refused", _call("refused", {"outcome": "fail"}), reached=frozenset({"failed"})),
     Story("failing-past", _call("dropped", {"reply": "drop"})),
     Story("retried", _call("retried", {"outcome": "fail"})),
-    Story("timing-out-before", _call("overtime", timeout_seconds=1.0), lingers=2.5),
+    Story("timing-out-before", _call("overtime", timeout_seconds=1.0), lingers=2.5, most=28),
     Story("timing-out-past", _call("overdue", {"seconds": 2.5}, timeout_seconds=1.0)),
     Story("released-before", _call("released"), lingers=4, terminate="claimed"),
     Story("released-past", _call("released-past", {"seconds": 2.5}), terminate="dispatched"),
@@ -85,11 +85,11 @@ STORIES = (
     Story("reclaimed-past", _CALL, before="marked"),
     Story("renewed", _call("renewed", SLOW), roles=(KEEPER,), most=6),
     Story("enqueued", _PLAIN, before="enqueued", roles=(HOST,), most=20),
-    Story("launched", _PLAIN, before="committed", roles=(LAUNCH,)),
-    Story("swept-expired", _CALL, before="marked", roles=(SWEEP,)),
-    Story("swept-uncertain", _PARENT, before="uncertain", roles=(SWEEP,)),
-    Story("swept-forgotten", _FORGOTTEN, before="uncertain", roles=(SWEEP,), reached=_LOST),
-    Story("swept-due", _PARENT, before="resolved", roles=(SWEEP,)),
+    Story("launched", _PLAIN, before="committed", roles=(LAUNCH,), most=12),
+    Story("swept-expired", _CALL, before="marked", roles=(SWEEP,), most=24),
+    Story("swept-uncertain", _PARENT, before="uncertain", roles=(SWEEP,), most=28),
+    Story("swept-forgotten", _FORGOTTEN, before="uncertain", roles=(SWEEP,), most=24, reached=_LOST),
+    Story("swept-due", _PARENT, before="resolved", roles=(SWEEP,), most=28),
 )
 BY_NAME = {story.name: story for story in STORIES}
 BY_SHAPE = {story.shape.name: story for story in reversed(STORIES)}
