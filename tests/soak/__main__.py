@@ -39,7 +39,7 @@ from durable_jobs.contract.errors import StoreUnavailable
 from durable_jobs.dev import DATABASE_URL_VARIABLE, TEMPORAL_ADDRESS_VARIABLE
 from examples.research.processes import Children
 from tests.servers import own_servers, scratch_folder
-from tests.soak.checks import ask_provider, read_tables, told_to_clients, trails_that_differ, violations
+from tests.soak.checks import Found, ask_provider, read_tables, told_to_clients, trails_that_differ, violations
 from tests.soak.clients import Clients, is_open
 from tests.soak.faults import Fault, Fleet, draw_plan
 from tests.soak.shapes import draw_specs, provider_rules
