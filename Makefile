@@ -9,7 +9,7 @@ AIMOCK := @copilotkit/aimock@1.43.0
 AIMOCK_READY := .venv/aimock/.ready-1.43.0
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-audit dev test soak crash proof spec spec-deep bench lint generate verify clean
+.PHONY: help demo demo-audit dev test soak crash proof spec spec-deep trails bench lint generate verify clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' Makefile
@@ -44,6 +44,17 @@ test: $(READY) $(AIMOCK_READY) ## the test suite, against real servers
 
 soak: $(READY) ## many jobs over three workers while processes and servers die, and all invariants; ARGS="--seed 7"
 	$(BIN)/python -m tests.soak $(ARGS)
+
+spec: $(READY) ## TLC over the model of one job in spec/, and its mutants; needs Java 11 or later; minutes
+	$(BIN)/python spec/check.py $(ARGS)
+
+spec-deep: $(READY) ## the same with larger bounds and three workers, at leisure; ARGS="--seconds 3600"
+	$(BIN)/python spec/check.py --deep $(ARGS)
+
+trails: $(READY) ## the suite, its event trails recorded, and each of them checked to be a behaviour of the model
+	rm -rf build/trails
+	DURABLE_JOBS_TRAILS=build/trails $(BIN)/python -m pytest -n 4 --dist loadfile $(ARGS)
+	$(BIN)/python -m tests.spec_trails build/trails
 
 crash: $(READY) ## a worker killed at each step that leaves it, one run for each; ARGS="--shape dispatching --only 7"
 	$(BIN)/python -m tests.crash $(ARGS)
