@@ -13,6 +13,7 @@ from temporalio.worker import Worker
 
 from durable_jobs import Database, DurableJobs, DurableJobService, DurableJobsPlugin, JobHandler, JobSpec
 from durable_jobs.temporal.schedule import schedule_id
+from tests import spec_trails
 
 pytest_plugins = ["durable_jobs.testing"]
 
@@ -21,13 +22,14 @@ Specs = Callable[..., JobSpec]
 
 
 @pytest_asyncio.fixture
-async def service(database_url: str) -> AsyncIterator[DurableJobService]:
+async def service(database_url: str, request: pytest.FixtureRequest) -> AsyncIterator[DurableJobService]:
     """The verbs over this test's own database; at the end every job in it must equal the fold of its trail."""
     database = Database(database_url, pool_size=20)
     try:
         service = DurableJobService(database, grace_seconds=5)
         yield service
         assert await unsound(service) == {}
+        await spec_trails.record(service, request.node.nodeid)
     finally:
         await database.close()
 
