@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 from uuid import uuid4
 
+import pytest
 from temporalio.client import Client
 from temporalio.service import RPCError
 
@@ -21,6 +22,8 @@ from tests.app.conftest import TENANT
 from tests.app.test_causal_audit import verdict
 from tests.app.test_replays import DATASET, PRODUCTION, counts, rows
 from tests.probes import eventually
+
+pytestmark = pytest.mark.proof
 
 EVALUATION = ["before evaluate", "after evaluate", "after record_execution", "before complete_job:evaluation"]
 REPLAY = [
