@@ -4,7 +4,7 @@
 
 model       the verbs against the reference model, by Hypothesis (`tests/test_model.py`): 500 examples of 50 steps
 histories   recorded histories of 50 clients under the faults of `make soak`, judged by a checker: 20 of a minute
-network     all tests of network, process and clock faults, those that take long as well
+network     all tests of network, process and clock faults, those that take long as well, and kills in the application
 
 It runs from the folder that it is started in, with the source that lies there: also a copy, such as a mutated one.
 """
@@ -34,6 +34,7 @@ NETWORK = [
     "tests/test_stale_process.py",
     "tests/test_worker_killed.py",
     "tests/test_outcome_writing.py",
+    "tests/app/test_redelivery.py",
 ]
 Line = dict[str, Any]
 
