@@ -18,6 +18,7 @@ import json
 import logging
 import os
 import shutil
+import signal
 import sys
 import time
 from collections import Counter
@@ -108,6 +109,10 @@ async def stage_of_its_own(folder: Path) -> AsyncIterator[Stage]:
 
 async def main(arguments: argparse.Namespace, folder: Path) -> int:
     started = time.monotonic()
+    playing = asyncio.current_task()
+    assert playing is not None
+    for number in (signal.SIGINT, signal.SIGTERM):  # all processes are ended with us, also where a time limit ends us
+        asyncio.get_running_loop().add_signal_handler(number, playing.cancel)
     async with stage_of_its_own(folder) as stage:
         crashes = Crashes(stage, arguments.parallel, arguments.only)
         stories = [BY_NAME[name] for name in arguments.shape] or STORIES

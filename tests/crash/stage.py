@@ -15,6 +15,7 @@ from temporalio.client import Client
 from temporalio.service import RPCError
 
 from durable_jobs import DurableJobs, Job
+from durable_jobs.contract.errors import StoreUnavailable
 from durable_jobs.dev import DATABASE_URL_VARIABLE, TEMPORAL_ADDRESS_VARIABLE
 from durable_jobs.temporal.schedule import schedule_id
 from tests.crash import points, worker
@@ -151,13 +152,25 @@ class Scene:
         await until(f"worker {started.pid} polls", came_so_far, POLLING_SECONDS)
         return started
 
+    async def all_jobs(self) -> list[Job]:
+        """Every job of the run, the oldest first."""
+        return await self.clients.answered(self.clients.list_jobs)
+
     async def job(self) -> Job:
         """The one that the story is about, the oldest."""
-        return (await self.clients.list_jobs())[0]
+        return (await self.all_jobs())[0]
 
     async def let_time_pass(self) -> None:
         """The next look at a launched or unlaunched workflow is due now, rather than in half a minute."""
         await asyncio.to_thread(execute, self.database_url, _LOOK_NOW)
+
+
+async def _connected(database_url: str, temporal: Client) -> DurableJobs:
+    """A machine under load may take longer than a connection's time to answer."""
+    for _ in range(10):
+        with suppress(StoreUnavailable):
+            return await DurableJobs.connect(database_url, temporal, pool_size=4)
+    return await DurableJobs.connect(database_url, temporal, pool_size=4)
 
 
 @asynccontextmanager
@@ -170,7 +183,7 @@ async def scene(stage: Stage) -> AsyncIterator[Scene]:
     try:
         async with (
             httpx.AsyncClient(base_url=stage.provider_url, timeout=30) as http,
-            await DurableJobs.connect(url, stage.temporal, pool_size=4) as jobs,
+            await _connected(url, stage.temporal) as jobs,
         ):
 
             def alive() -> set[int]:

@@ -55,17 +55,15 @@ class Run:
 async def play(stage: Stage, story: Story, target: Target | None) -> Run:
     """Play the story with that crash in it, and return what was found; a run that breaks off is a problem as well."""
     run, started = Run(story.name, target), time.monotonic()
-    async with scene(stage) as present:
-        try:
-            async with asyncio.timeout(3 * PATIENCE):
-                await _play(present, story, target, run)
-        except (AssertionError, Exception) as error:
-            run.problems.append(f"the run broke off: {type(error).__name__}: {error}")
-        run.logs = [str(worker.log) for worker in present.workers]
-        if not run.problems:
-            for worker in present.workers:
-                await worker.kill()
-                worker.log.unlink()
+    try:
+        async with scene(stage) as present, asyncio.timeout(3 * PATIENCE):
+            run.logs = [str(stage.folder / f"{present.name}-*.log")]
+            await _play(present, story, target, run)
+    except (AssertionError, Exception) as error:
+        run.problems.append(f"the run broke off: {type(error).__name__}: {error}")
+    if not run.problems:
+        for worker in present.workers:
+            worker.log.unlink()
     run.seconds = round(time.monotonic() - started, 1)
     return run
 
@@ -191,7 +189,8 @@ async def _do(present: Scene, story: Story, worker: CrashWorker) -> None:
     """What the story has a client, or whoever runs the worker, do."""
     if story.cancel:
         job = await until(f"the job is {story.cancel}", lambda: _cue(present, story.cancel), PATIENCE)
-        reply = await present.jobs.handle(job.id).cancel("not wanted any more", "carl")
+        handle = present.jobs.handle(job.id)
+        reply = await present.clients.answered(lambda: handle.cancel("not wanted any more", "carl"))
         present.clients.cancels.append((job.id, reply))
     if story.terminate:
 
@@ -247,7 +246,7 @@ def _done(task: "asyncio.Task[None]") -> Any:
 
 async def _settled(present: Scene) -> bool:
     """Whether nothing is left to do, and every workflow knows."""
-    jobs = await present.clients.list_jobs()
+    jobs = await present.all_jobs()
     if not jobs or any(map(is_open, jobs)):
         return False
     for job in jobs:
