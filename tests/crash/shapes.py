@@ -78,7 +78,7 @@ STORIES = (
     Story("failing-past", _call("dropped", {"reply": "drop"})),
     Story("retried", _call("retried", {"outcome": "fail"})),
     Story("timing-out-before", _call("overtime", timeout_seconds=1.0), lingers=2.5, most=28),
-    Story("timing-out-past", _call("overdue", {"seconds": 2.5}, timeout_seconds=1.0)),
+    Story("timing-out-past", _call("overdue", {"seconds": 2.5}, timeout_seconds=1.0), most=28),
     Story("released-before", _call("released"), lingers=4, terminate="claimed"),
     Story("released-past", _call("released-past", {"seconds": 2.5}), terminate="dispatched"),
     Story("reclaimed-before", _CALL, before="expired"),
