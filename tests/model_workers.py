@@ -21,6 +21,9 @@ SOON = (
     "claimed marked",
     "claimed marked",
     "claimed lost",
+    "claimed lost taken",
+    "claimed lost taken running",
+    "claimed lost taken marked",
     "claimed cancelling",
     "claimed marked cancelling",
     "claimed marked lost",
@@ -71,6 +74,10 @@ class Workers(Stage):
             match step, claim:
                 case "claimed", _:
                     self.claimed(job, WORKERS[0], uuid4())
+                case "taken", _:
+                    self.claimed(job, WORKERS[1], uuid4())
+                case "running", Claim():
+                    self.renewed(claim, job, progress=False)
                 case "marked", Claim():
                     self.marked(claim, job, f"{job.id}:{job.intent}", admitted=True)
                 case "lost", _:
