@@ -57,12 +57,12 @@ class Stage(RuleBasedStateMachine):
         return _preferring([job for job in every if wanted(job)], every, pick)
 
     def a_claim(self, pick: int, wanted: Callable[[ModelJob], object] = bool) -> tuple[Claim, ModelJob]:
-        """Two times of four the present one of a job that is wanted, if there is any; one time a stale one of a job that
-        somebody else has in hand; else one of any age."""
+        """Half of the time a stale one of a job that somebody else has in hand, if there is any; a quarter the present
+        one of a job that is wanted; else one of any age."""
         every = [(claim, self.model.jobs[claim.job_id]) for claim in self.tokens]
         held = [(claim, job) for claim, job in every if not job.refusal(claim)]
         stale = [(claim, job) for claim, job in every if job.active and job.refusal(claim)]
-        if stale and pick % 4 == 2:
+        if stale and pick % 4 in (1, 2):
             return stale[pick // 4 % len(stale)]
         return _preferring([(claim, job) for claim, job in held if wanted(job)] or held, every, pick)
 

@@ -23,6 +23,7 @@ SOON = (
     "claimed lost",
     "claimed lost taken",
     "claimed lost taken running",
+    "claimed lost taken running",
     "claimed lost taken marked",
     "claimed cancelling",
     "claimed marked cancelling",
@@ -122,6 +123,15 @@ class Workers(Stage):
     def claim_a_lost_one(self, pick: int, worker: str) -> None:
         """Whatever keeps a claim of the next job away from it."""
         self.claimed(self.a_job(pick, lambda job: job.expired), worker, uuid4())
+
+    @where(lambda job: job.lease_alive and not job.operation_key)
+    @rule(pick=picks, worker=workers, running=st.booleans())
+    def take_over(self, pick: int, worker: str, running: bool) -> None:
+        """The lease runs out and another claim comes: from here on there is a stale worker."""
+        job = self.a_job(pick, lambda job: job.lease_alive and not job.operation_key)
+        self.lose_the_lease(job)
+        if (claim := self.claimed(job, worker, uuid4())) and running:
+            self.renewed(claim, job, progress=False)
 
     @after_a_claim
     @rule(pick=picks)

@@ -40,13 +40,13 @@ Line = dict[str, Any]
 
 
 def model(chosen: argparse.Namespace) -> Line:
-    violation = None
+    violation: Exception | None = None
     with scratch_servers(persistent=False) as stack:
         try:
             hold_against_the_model(stack.database_url, examples=chosen.examples, steps=chosen.steps)
         except Exception as error:
-            violation = "".join(traceback.format_exception_only(error))
-            say(f"violation: {violation}")
+            violation = error
+            say("violation: " + "".join(traceback.format_exception(error)))
     answers = dict(sorted(Machine.counts.items()))
     line: Line = {
         "part": "model",
