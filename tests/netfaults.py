@@ -2,7 +2,7 @@
 
     async with proxied(database_url) as proxy:
         database = Database(proxy.address)
-        proxy.strike(Strike(after=b"'dispatched', status", at=b"COMMIT", arrives=True, how="reset"))
+        proxy.strike(Strike(after=b"'dispatched', c.status", at=b"COMMIT", arrives=True, how="reset"))
 
 `reset` cuts both sides with RST, `close` ends them with FIN, `silence` forwards nothing any more, in either direction,
 and says nothing: both sides keep a connection that looks alive, as through a stalled pooler or sidecar.

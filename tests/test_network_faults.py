@@ -24,7 +24,7 @@ from tests.probes import OTHER_WORKER, Gate, Probe, Provider, eventually, trail,
 from tests.support import A, claimed, dispatched, names
 
 CLAIMED, DISPATCHED, COMPLETED = EventName.CLAIMED, EventName.DISPATCHED, EventName.COMPLETED
-STATEMENTS = {"claim": b"'repeated'", "mark": b"'dispatched', status", "complete": b"'completed', status"}
+STATEMENTS = {"claim": b"'claim' AS decision", "mark": b"'dispatched', c.status", "complete": b"'completed', status"}
 """Text of the statements of these verbs alone, after which their COMMIT is looked for."""
 RENEWAL = b"'cancel_requested'"
 
