@@ -12,6 +12,7 @@ CONSTANTS
     MaxIntent,      \* retry_job at most so many times
     Limits,         \* the job's max_attempts is one of these
     FreeReleases,   \* releases that give the attempt back
+    Unhosted,       \* whether a job is escalated, as nobody hosts it, also before it is unresolved
     Live,           \* TRUE: with what liveness needs (workflow, lease cap) and without what it doesn't (trail)
     Mishaps,        \* Live: a workflow is lost, or a queue paused, at most so many times
     Mutant          \* "": the rules as they are; else the name of the rule that is broken
@@ -264,7 +265,7 @@ Perform(i, at) == world[i].at = "pending" /\ World(i, at)
 
 \* The provider refuses what comes for this key from now on; of one that enforces no deadline this never comes.
 DeadlinePasses(i) ==
-    /\ ~world[i].passed /\ world[i].mark # 0
+    /\ ~world[i].passed /\ world[i].mark # 0 /\ ~Live
     /\ world' = [world EXCEPT ![i].passed = TRUE]
     /\ Silent("provider")
     /\ UNCHANGED <<row, att, paused, sw>> /\ Rest
@@ -390,7 +391,8 @@ Recheck ==
 \* Nobody hosts it.
 EscalateUnhosted ==
     /\ ~row.esc
-    /\ row.status = "queued" \/ (row.status \in Active /\ row.lease = "expired") \/ row.status \in Unresolved
+    /\ \/ Unhosted /\ (row.status = "queued" \/ (row.status \in Active /\ row.lease = "expired"))
+       \/ row.status \in Unresolved
     /\ ~Live
     /\ Operate([row EXCEPT !.esc = TRUE], "escalated")
     /\ UNCHANGED <<world, wf>>

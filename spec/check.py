@@ -62,6 +62,7 @@ class Bounds:
     attempts: int = 2
     releases: int = 0
     mishaps: int = 0
+    unhosted: bool = False
     live: bool = False
 
 
@@ -75,10 +76,10 @@ class Run:
     breaks: str = ""
 
 
-ONE_INTENT = Bounds(releases=1)
+ONE_INTENT = Bounds(generations=6, releases=1, unhosted=True)
 TWO_INTENTS = Bounds(intents=1, attempts=1)
 LIVE = Bounds(generations=3, mishaps=2, live=True)
-LIVE_SMALL = Bounds(workers=1, generations=3, mishaps=1, live=True)
+LIVE_SMALL = Bounds(workers=1, attempts=1, mishaps=1, live=True)
 
 RULES = (
     Run("one intent", ONE_INTENT),
@@ -87,7 +88,7 @@ RULES = (
     Run("liveness, small", LIVE_SMALL),
 )
 DEEP = (
-    Run("one intent, three workers", Bounds(workers=3, slots=3, releases=1)),
+    Run("one intent, three workers", Bounds(workers=3, slots=3, generations=6, releases=1, unhosted=True)),
     Run("two intents, three workers", Bounds(workers=3, slots=3, intents=1, attempts=1)),
     Run("two intents, two attempts each", Bounds(generations=6, intents=1, releases=1)),
     Run("liveness, two intents", Bounds(generations=4, intents=1, attempts=1, mishaps=2, live=True)),
@@ -141,6 +142,7 @@ def config(run: Run) -> str:
         "Limits": f"{{{b.attempts}}}",
         "FreeReleases": b.releases,
         "Mishaps": b.mishaps,
+        "Unhosted": str(b.unhosted).upper(),
         "Live": str(b.live).upper(),
         "Mutant": f'"{run.mutant}"',
     }

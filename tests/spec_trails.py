@@ -147,6 +147,7 @@ def _config(trails: Sequence[Trail]) -> str:
             "Limits <- RecordedLimits",
             "FreeReleases = 10",
             "Mishaps = 0",
+            "Unhosted = TRUE",
             "Live = FALSE",
             'Mutant = ""',
             "VIEW TrailView",
