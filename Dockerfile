@@ -9,7 +9,7 @@ RUN pip install --no-cache-dir -c constraints.txt build hatchling \
 FROM python:3.11-slim
 # What shuts in an agent's program.
 RUN apt-get update && apt-get install -y --no-install-recommends libseccomp2 && rm -rf /var/lib/apt/lists/*
-ENV PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+ENV PYTHONUNBUFFERED=1
 WORKDIR /app
 COPY constraints.txt /tmp/constraints.txt
 COPY --from=build /wheels /wheels
@@ -20,6 +20,8 @@ COPY activities ./activities
 COPY workflows ./workflows
 COPY examples ./examples
 COPY worker.py ./
+# The user below may write no bytecode, and Temporal's sandbox would compile the workflows' modules for each run.
+RUN python -m compileall -q activities workflows examples worker.py
 USER 10001
 ENTRYPOINT ["durable-jobs"]
 CMD ["--help"]
