@@ -1,11 +1,13 @@
 """What may be stored: refused by name at the door, escaped on our own way out, and given back exactly as it came."""
 
+import hashlib
 import json
 from collections.abc import Awaitable, Callable
 from decimal import Decimal
 from typing import Any
 
 import pytest
+import rfc8785
 from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
@@ -343,6 +345,27 @@ def test_the_digest_tells_values_apart(one: Json, other: Json) -> None:
     assume(json_problem(one, "payload") is None)
     assume(json_problem(other, "payload") is None)
     assert (request_digest(one) == request_digest(other)) is same(one, other)
+
+
+@unhurried
+@given(value=OBJECTS)
+@example(value={"\uffff": 1, "\U00010000": 2, "z": {"é": None, "e": True}})
+@example(value={"text": "".join(map(chr, range(1, 0xA1))) + "/\u2028\u2029\ufeff😀", "numbers": [0, -1, 2**53 - 1]})
+def test_the_digest_is_of_the_rfc_8785_form(value: Json) -> None:
+    """Whoever wrote the bytes: values that are plain go through an encoder of their own."""
+    assume(json_problem(value, "payload") is None)
+    try:
+        canonical = rfc8785.dumps(value)
+    except rfc8785.IntegerDomainError:
+        assume(False)
+    assume(not any_float_beyond_safe(value))
+    assert request_digest(value) == hashlib.sha256(canonical).hexdigest()
+
+
+def any_float_beyond_safe(value: Any) -> bool:
+    if isinstance(value, dict | list):
+        return any(map(any_float_beyond_safe, value.values() if isinstance(value, dict) else value))
+    return isinstance(value, float) and abs(value) > 2**53 - 1
 
 
 def test_the_digest_tells_large_numbers_apart() -> None:

@@ -14,7 +14,7 @@ from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags
 from pydantic import ValidationError
 
 from durable_jobs import DurableJobService, ExecutionInput, FollowUp, GovernanceInput, Job, JobSpec
-from durable_jobs.contract.admission import admission_reasons, validate_execution_identity_for_dispatch
+from durable_jobs.contract.admission import admission, validate_execution_identity_for_dispatch
 from durable_jobs.contract.digest import request_digest
 from durable_jobs.contract.envelope import (
     MalformedEnvelope,
@@ -322,8 +322,8 @@ def test_the_identity_holds_which_facts_were_submitted_with_it(spec: Specs) -> N
     facts = build_governance_envelope(governance(), job_id=plain.id)
     now = datetime.now(UTC)
     for row, payload in ((governed_row, without), (plain, plain.payload | {"governance": facts})):
-        assert admission_reasons(row, now) == []
-        assert admission_reasons(row.model_copy(update={"payload": payload}), now) == [
+        assert admission(row, now).reasons == []
+        assert admission(row.model_copy(update={"payload": payload}), now).reasons == [
             "governance: is not what was submitted with the identity"
         ]
 
@@ -531,10 +531,10 @@ def test_expiry_is_from_that_instant_on(spec: Specs) -> None:
     expires = datetime(2030, 1, 1, tzinfo=UTC)
     row = as_row(spec(execution=identity(), governance=governance(issued_at=ISSUED, expires_at=expires)))
     instant = timedelta(microseconds=1)
-    assert admission_reasons(row, expires - instant) == []
+    assert admission(row, expires - instant).reasons == []
     expired = [f"governance.expires_at: expired at {expires.isoformat()}"]
-    assert admission_reasons(row, expires) == expired
-    assert admission_reasons(row, expires.astimezone(timezone(timedelta(hours=-5))) + instant) == expired
+    assert admission(row, expires).reasons == expired
+    assert admission(row, expires.astimezone(timezone(timedelta(hours=-5))) + instant).reasons == expired
 
 
 # ---- whatever is typed is read back
@@ -618,7 +618,7 @@ def assert_read_back(
         assert governing.model_dump(exclude={"digest"}) == facts.model_dump() | {"version": 1, "job": str(row.id)}
     assert raw_payload(row.payload) == payload
     assert validate_execution_identity_for_dispatch(row) == []
-    assert admission_reasons(row, before) == []
+    assert admission(row, before).reasons == []
 
 
 @settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow])
@@ -675,7 +675,7 @@ async def test_numbers_keep_their_seals_through_postgres(service: DurableJobServ
     facts = governance(capability={"numbers": NUMBERS}, approval=None)
     row = (await service.create_job(spec(execution=identity(), governance=facts, payload={"numbers": NUMBERS}))).job
     row = await service.get_job(row.id)
-    assert admission_reasons(row, datetime.now(UTC)) == []
+    assert admission(row, datetime.now(UTC)).reasons == []
     read = read_governance(row)
     assert read is not None
     assert request_digest(read.capability) == request_digest({"numbers": NUMBERS})

@@ -6,7 +6,7 @@ from uuid import UUID
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from durable_jobs.contract.admission import CHANGED_PAYLOAD, admission_reasons, approval_of
+from durable_jobs.contract.admission import CHANGED_PAYLOAD, admission
 from durable_jobs.contract.decisions import fail, mark_refusal, require_holder
 from durable_jobs.contract.envelope import SQL_DIGEST
 from durable_jobs.contract.errors import (
@@ -120,15 +120,14 @@ class Claims(ServicePart):
         job, now = await self._store.lock(connection, claim.job_id)
         if refusal := mark_refusal(job, claim, now):
             raise refusal
-        reasons = admission_reasons(job, now)
+        reasons, approval, intent = admission(job, now)
         if not reasons and job.request_digest.startswith(SQL_DIGEST):
             reasons = [] if await self._store.digest_holds(connection, job.id) else [CHANGED_PAYLOAD]
-        approval, intent = (None, None) if reasons else approval_of(job)
-        if approval is not None:
+        if not reasons and approval is not None:
             store = self._approvals or PostgresApprovals(self.database.schema)
             # Judged again afterwards: it may have waited for another job's decision on the same approval.
             reasons = await store.consume(connection, job, approval, intent or "")
-            reasons = reasons or admission_reasons(job, await self._store.clock(connection))
+            reasons = reasons or admission(job, await self._store.clock(connection)).reasons
         if reasons:
             raise AdmissionRefused(reasons)
         return {"allowed": True, "approval": approval}
