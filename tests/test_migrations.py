@@ -16,6 +16,7 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from psycopg import sql as psycopg_sql
+from psycopg.conninfo import conninfo_to_dict
 from sqlalchemy import create_engine
 from sqlalchemy.engine import make_url
 from sqlalchemy.pool import NullPool
@@ -23,7 +24,7 @@ from sqlalchemy.pool import NullPool
 from durable_jobs import Database, DurableJobService, FollowUp, JobSpec, JobStatus
 from durable_jobs.contract.errors import InvalidInput, SchemaMissing, StoreUnavailable
 from durable_jobs.dev import DevStack
-from durable_jobs.store.migrate import checked_schema, driver_url, migrate, newest_revision
+from durable_jobs.store.migrate import checked_schema, conninfo, driver_url, migrate, newest_revision
 from durable_jobs.store.tables import SCHEMA, metadata
 from tests.conftest import Specs
 from tests.support import ERROR, connection, until_waiting
@@ -346,6 +347,22 @@ def test_a_url_keeps_all_its_parts() -> None:
     for wrong in ("mysql://localhost/jobs", "host=localhost dbname=jobs", "", "postgresql+asyncpg://localhost/jobs"):
         with pytest.raises(InvalidInput, match="database_url"):
             driver_url(wrong)
+
+
+@pytest.mark.parametrize("password", ["ab/cd", "it's", "a b", "p%40ss", "50%25", "back\\slash", "q?x=1#y"])
+def test_the_keeper_connects_as_the_pool_does(password: str) -> None:
+    """The pool's URL is SQLAlchemy's to read, the keeper and the listener give it to libpq."""
+    url = driver_url(f"postgresql://ann:{password}@db.example:6543/jobs?sslmode=require")
+    pool = make_url(url)
+    assert conninfo_to_dict(conninfo(url)) == {
+        "user": "ann",
+        "password": pool.password,
+        "host": "db.example",
+        "port": "6543",
+        "dbname": "jobs",
+        "sslmode": "require",
+    }
+    assert pool.host == "db.example"
 
 
 def test_a_url_of_a_unix_socket_keeps_all_its_parts() -> None:

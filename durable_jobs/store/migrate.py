@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 from alembic import command
 from alembic.config import Config
 from alembic.script import ScriptDirectory
+from psycopg.conninfo import make_conninfo
 from sqlalchemy import create_engine, make_url, text
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.pool import NullPool
@@ -42,9 +43,12 @@ def driver_url(database_url: str) -> str:
     return url
 
 
-def libpq_url(url: str) -> str:
-    """An SQLAlchemy URL as psycopg itself takes it."""
-    return f"postgresql{url[len(urlsplit(url).scheme) :]}"
+def conninfo(url: str) -> str:
+    """What psycopg itself is to be given so that it connects as SQLAlchemy does with `url`: libpq reads URLs in another
+    way, and takes a `/` in a password for the end of the host."""
+    parsed = make_url(url)
+    _, arguments = parsed.get_dialect()().create_connect_args(parsed)
+    return make_conninfo(**arguments)
 
 
 def migrate(database_url: str, *, schema: str = SCHEMA, roles: bool = False) -> str:

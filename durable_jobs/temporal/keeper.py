@@ -19,7 +19,7 @@ from durable_jobs.contract.models import Claim, Job
 from durable_jobs.service.registry import HEARTBEAT_SECONDS
 from durable_jobs.store.database import BEGIN, CONNECT_ARGS, hang_up
 from durable_jobs.store.jobs import renewal
-from durable_jobs.store.migrate import libpq_url
+from durable_jobs.store.migrate import conninfo
 from durable_jobs.store.registry import BEAT, COUNT, counts
 from durable_jobs.store.statements import RENEW, RENEW_ALL, statement
 from durable_jobs.store.sweeps import SweepStore
@@ -69,7 +69,7 @@ class LeaseKeeper:
     def __init__(
         self, database_url: str, schema: str, worker_id: str, queue: str, grace_seconds: float, tally: Tally
     ) -> None:
-        self._url = libpq_url(database_url)
+        self._conninfo = conninfo(database_url)
         self._sql = statement(RENEW, schema, **RENEW_ALL)
         self._beat_sql = SweepStore(schema).sql(BEAT)
         self._count_sql = SweepStore(schema).sql(COUNT)
@@ -126,7 +126,7 @@ class LeaseKeeper:
             held = self._snapshot()
             try:
                 if connection is None or connection.closed:
-                    connection = psycopg.connect(self._url, autocommit=True, **CONNECT_ARGS)
+                    connection = psycopg.connect(self._conninfo, autocommit=True, **CONNECT_ARGS)
                 with _answered(connection):
                     if now >= renewal_due:
                         due, renewal_due = renewal_due, now + tick

@@ -13,7 +13,7 @@ import psycopg
 
 from durable_jobs.contract.errors import DurableJobsError
 from durable_jobs.store.database import CONNECT_ARGS
-from durable_jobs.store.migrate import libpq_url
+from durable_jobs.store.migrate import conninfo
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ class EnqueueListener:
     """Calls `launch` when a job was enqueued on `queue`, and after each reconnection, for what may have been missed."""
 
     def __init__(self, database_url: str, schema: str, queue: str, launch: Callable[[], Awaitable[int]]) -> None:
-        self._url = libpq_url(database_url)
+        self._conninfo = conninfo(database_url)
         self._channel = f"{schema}_enqueued"
         self._payload = hashlib.md5(queue.encode(), usedforsecurity=False).hexdigest()
         self._launch = launch
@@ -59,7 +59,9 @@ class EnqueueListener:
 
     async def _connected(self) -> psycopg.AsyncConnection:
         """A connection, made to its end also when it is not wanted any more: half open, it would hold a backend."""
-        connecting = asyncio.create_task(psycopg.AsyncConnection.connect(self._url, autocommit=True, **CONNECT_ARGS))
+        connecting = asyncio.create_task(
+            psycopg.AsyncConnection.connect(self._conninfo, autocommit=True, **CONNECT_ARGS)
+        )
         try:
             return await asyncio.shield(connecting)
         except asyncio.CancelledError:
