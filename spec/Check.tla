@@ -55,7 +55,7 @@ Says(name, old, new) ==
       [] name \in {"escalated", "escalated:cleared"} -> [old EXCEPT !.esc = name = "escalated"] = new
       [] name \in {"reconciled:provider", "reconciled:operator"} -> new.status \in Verdicts /\ ~new.esc
       [] OTHER -> \E status \in Terminal :
-            /\ new.status = status
+            /\ new.status = status /\ ~new.esc
             /\ name \in {TerminalEvent[status], TerminalEvent[status] \o ":reclaim", TerminalEvent[status] \o ":sweep"}
 RowIsFoldOfEvents ==
     [][IF ev'.name = "" THEN Folded(row') = Folded(row) ELSE Says(ev'.name, row, row')]_vars

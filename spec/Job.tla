@@ -112,8 +112,8 @@ RowOnly == UNCHANGED <<limit, paused, sw, world, wf, mishaps, cap>>
 Rest == UNCHANGED <<limit, wf, mishaps, cap>>
 
 \* The row that becomes terminal, and the one that goes back to the queue, or under a requested cancellation is cancelled.
-Ended(r, status) == [r EXCEPT !.status = status, !.lease = "none", !.token = None]
-Queued(r) == [r EXCEPT !.status = "queued", !.lease = "none", !.token = None, !.owner = None]
+Ended(r, status) == [r EXCEPT !.status = status, !.lease = "none", !.token = None, !.esc = FALSE]
+Queued(r) == [r EXCEPT !.status = "queued", !.lease = "none", !.token = None, !.owner = None, !.esc = FALSE]
 Requeued(r) == IF r.flag THEN Ended(r, "cancelled") ELSE Queued(r)
 Cause(r, name, cause) == IF r.status = "queued" THEN name \o ":" \o cause ELSE TerminalEvent[r.status]
 
@@ -365,7 +365,7 @@ Resume == paused /\ paused' = FALSE /\ Silent("operator") /\ UNCHANGED <<row, at
 Retry ==
     /\ row.status = "failed" /\ row.intent < MaxIntent /\ Room(0)
     /\ Operate([Queued(row) EXCEPT !.intent = @ + 1, !.attempts = 0, !.releases = 0, !.marker = 0, !.flag = FALSE,
-                                   !.esc = FALSE, !.by = "none"], "retried:retry")
+                                   !.by = "none"], "retried:retry")
     /\ world' = [world EXCEPT ![row.intent + 1].risk = row.by = "operator" /\ ~Mut("RetryBlind")]
     /\ wf' \in IF Live THEN {"up", wf} ELSE {wf}
 
@@ -384,7 +384,7 @@ Resolve(verdict) ==
     /\ UNCHANGED <<world, wf>>
 
 Recheck ==
-    /\ row.status \in Unresolved /\ row.esc
+    /\ row.esc
     /\ Operate([row EXCEPT !.esc = FALSE], "escalated:cleared")
     /\ UNCHANGED <<world, wf>>
 

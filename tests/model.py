@@ -77,7 +77,7 @@ class ModelJob:
 
     def end(self, status: str, outcome: str | None = None) -> str:
         self.outcomes[self.generation] = outcome or status
-        self.status, self.lease_alive, self.token = status, False, None
+        self.status, self.lease_alive, self.token, self.escalated = status, False, None, False
         self.has_error = status != "completed" and (self.has_error or status != "queued")
         return status
 
@@ -239,7 +239,7 @@ class Model:
 
     def cancel(self, job: ModelJob) -> str:
         if job.status == "queued":
-            job.status, job.cancel_requested, job.has_error = "cancelled", True, True
+            job.status, job.cancel_requested, job.has_error, job.escalated = "cancelled", True, True, False
             return "cancelled"
         if not job.active:
             return f"already_terminal:{job.status}"
@@ -277,10 +277,12 @@ class Model:
         return self.settle(job, verdict, "operator")
 
     def recheck(self, job: ModelJob) -> bool:
-        if not job.escalated or job.status not in UNCERTAIN:
+        if not job.escalated:
             return False
-        job.escalated, job.tries = False, 0
-        job.lookups += 1
+        job.escalated = False
+        if job.status in UNCERTAIN:
+            job.tries = 0
+            job.lookups += 1
         return True
 
     def pause(self, job_type: str) -> bool:

@@ -58,6 +58,10 @@ def require_holder(job: Job, claim: Claim) -> None:
     raise LeaseLost(f"job {job.id} is at generation {job.lease_generation}, this claim is of {claim.generation}")
 
 
+UNESCALATED: dict[str, Any] = {"escalated_at": None, "escalation_reason": None}
+"""What brought a job before an operator was said of the state that it was in: it doesn't outlive it."""
+
+
 def ended(job: Job, status: JobStatus, now: datetime, error: JobError | None, **columns: Any) -> dict[str, Any]:
     """The columns of a row that becomes terminal."""
     return {
@@ -66,6 +70,7 @@ def ended(job: Job, status: JobStatus, now: datetime, error: JobError | None, **
         "lease_id": None,
         "lease_expires_at": None,
         "claim_token": None,
+        **UNESCALATED,
         "launch_check_at": now + timedelta(seconds=LAUNCH_CHECK_SECONDS) if not status.is_settled else None,
         "error": error.model_dump() if error else None,
         **columns,
@@ -102,6 +107,7 @@ def requeue(
         "claimed_by": None,
         "claim_token": None,
         "lease_expires_at": None,
+        **UNESCALATED,
         "scheduled_at": due,
         "launch_check_at": due + timedelta(seconds=LAUNCH_CHECK_SECONDS),
         **columns,

@@ -2,7 +2,7 @@
 
 from datetime import datetime
 
-from durable_jobs.contract.decisions import Change, attempt_end, ended
+from durable_jobs.contract.decisions import UNESCALATED, Change, attempt_end, ended
 from durable_jobs.contract.models import Job, JobError
 from durable_jobs.contract.states import ACTIVE, EventName, JobStatus
 
@@ -24,8 +24,7 @@ def quarantine(job: Job, *, since: datetime, actor: str, now: datetime) -> list[
                 "lease_id": actor,
                 "lease_expires_at": now,
                 "started_at": job.started_at or now,
-                "escalated_at": None,
-                "escalation_reason": None,
+                **UNESCALATED,
             },
             event=EventName.CLAIMED,
             data={"claim_token": None, "cause": "quarantine"},

@@ -12,6 +12,7 @@ from typing import Any
 from durable_jobs.contract.backoff import doubled
 from durable_jobs.contract.decisions import (
     LAUNCH_CHECK_SECONDS,
+    UNESCALATED,
     Change,
     attempt_end,
     cancelled,
@@ -201,8 +202,7 @@ def resolved(
         "error": error.model_dump() if error else None,
         # Whoever resolves it tells its workflow; the launch sweep looks once more, in case that word was lost.
         "launch_check_at": now + timedelta(seconds=LAUNCH_CHECK_SECONDS),
-        "escalated_at": None,
-        "escalation_reason": None,
+        **UNESCALATED,
         "follow_ups_due": follow_ups_due,
     }
     data: dict[str, Any] = {"reconciliation": record, "error": columns["error"]}
@@ -234,15 +234,11 @@ def resolve(
 
 
 def recheck(job: Job, *, actor: str, reason: str, now: datetime) -> Change:
-    """An escalated job goes back into the sweep, its lookups counted anew."""
+    """An escalated job is before an operator no more; an uncertain one goes back into the sweep, its lookups counted
+    anew."""
+    lookups = {"lookup_tries": 0, "reconcile_after": now} if job.status in UNRESOLVED else {}
     return Change(
-        columns={
-            "status": job.status,
-            "escalated_at": None,
-            "escalation_reason": None,
-            "lookup_tries": 0,
-            "reconcile_after": now,
-        },
+        columns={"status": job.status, **UNESCALATED, **lookups},
         event=EventName.ESCALATED,
         data={"cleared": True, "reason": reason},
         actor=actor,

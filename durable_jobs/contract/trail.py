@@ -16,27 +16,38 @@ from durable_jobs.contract.states import EventName, JobStatus
 MAX_RESULT_IN_EVENT_BYTES = 64 * 1024
 
 _UNCLAIMED: dict[str, Any] = {"lease_id": None, "claim_token": None}
-_INITIAL: dict[str, Any] = _UNCLAIMED | {
-    "status": JobStatus.QUEUED,
-    "intent_number": 0,
-    "attempt_count": 0,
-    "lease_generation": 0,
-    "claimed_by": None,
-    "started_at": None,
-    "finished_at": None,
-    "dispatched_at": None,
-    "dispatched_generation": None,
-    "operation_key": None,
-    "result": None,
-    "error": None,
-    "dead_lettered_at": None,
-    "dead_letter_reason": None,
-    "escalated_at": None,
-    "escalation_reason": None,
-    "reconciled_at": None,
-    "reconciliation": None,
-    "release_count": 0,
+_UNESCALATED: dict[str, Any] = {"escalated_at": None, "escalation_reason": None}
+_INITIAL: dict[str, Any] = (
+    _UNCLAIMED
+    | _UNESCALATED
+    | {
+        "status": JobStatus.QUEUED,
+        "intent_number": 0,
+        "attempt_count": 0,
+        "lease_generation": 0,
+        "claimed_by": None,
+        "started_at": None,
+        "finished_at": None,
+        "dispatched_at": None,
+        "dispatched_generation": None,
+        "operation_key": None,
+        "result": None,
+        "error": None,
+        "dead_lettered_at": None,
+        "dead_letter_reason": None,
+        "reconciled_at": None,
+        "reconciliation": None,
+        "release_count": 0,
+    }
+)
+_KEEP_ESCALATION = {
+    EventName.ESCALATED,
+    EventName.HEARTBEAT,
+    EventName.DISPATCHED,
+    EventName.ADMISSION_CHECKED,
+    EventName.EXECUTION_CONTROL_SHADOW,
 }
+"""All other events leave a job in another state than that in which it was escalated."""
 _NEW_INTENT = {
     "started_at": None,
     "finished_at": None,
@@ -44,8 +55,6 @@ _NEW_INTENT = {
     "dispatched_generation": None,
     "operation_key": None,
     "error": None,
-    "escalated_at": None,
-    "escalation_reason": None,
     "reconciled_at": None,
     "reconciliation": None,
     "release_count": 0,
@@ -77,6 +86,8 @@ def fold(events: Sequence[JobEvent]) -> dict[str, Any]:
         row |= _effect(event, row, new_intent)
         if event.status.is_terminal:
             row |= _UNCLAIMED
+        if event.name not in _KEEP_ESCALATION:
+            row |= _UNESCALATED
     return row
 
 
@@ -85,7 +96,7 @@ def _effect(event: JobEvent, row: dict[str, Any], new_intent: bool) -> dict[str,
     match event.name:
         case EventName.CLAIMED:
             holder = {"claimed_by": event.actor, "lease_id": event.actor, "claim_token": data["claim_token"]}
-            return holder | {"started_at": row["started_at"] or at, "escalated_at": None, "escalation_reason": None}
+            return holder | {"started_at": row["started_at"] or at}
         case EventName.DISPATCHED:
             return {
                 "dispatched_at": at,
@@ -109,11 +120,10 @@ def _effect(event: JobEvent, row: dict[str, Any], new_intent: bool) -> dict[str,
             return _UNCLAIMED | {"claimed_by": None} | changed | kept | due
         case EventName.ESCALATED:
             if data.get("cleared"):
-                return {"escalated_at": None, "escalation_reason": None}
+                return _UNESCALATED
             return {"escalated_at": at, "escalation_reason": data["reason"]}
         case EventName.RECONCILED:
             settled = {"reconciled_at": at, "reconciliation": data["reconciliation"], "error": data["error"]}
-            settled |= {"escalated_at": None, "escalation_reason": None}
             if event.status is JobStatus.COMPLETED:
                 return settled | _result(data)
             if event.status is JobStatus.DEAD_LETTER:

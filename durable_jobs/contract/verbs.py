@@ -8,12 +8,16 @@ from durable_jobs.contract.states import ACTIVE, UNRESOLVED, JobStatus
 
 def legal_verbs(job: Job, now: datetime) -> list[str]:
     """The legal next steps at `now`, on the database's clock, the likeliest first: of `cancel`, `requeue`, `resolve`,
-    `recheck` and `retry`."""
+    `retry` and `recheck`."""
+    return _by_status(job, now) + (["recheck"] if job.escalated_at else [])
+
+
+def _by_status(job: Job, now: datetime) -> list[str]:
     if job.status is JobStatus.QUEUED:
         return ["cancel"]
     if job.status in ACTIVE:
         interrupted = job.dispatched_at is None and job.lease_expires_at is not None and job.lease_expires_at <= now
         return (["requeue"] if interrupted else []) + ([] if job.cancel_requested_at else ["cancel"])
     if job.status in UNRESOLVED:
-        return ["resolve", "recheck"] if job.escalated_at else ["resolve"]
+        return ["resolve"]
     return ["retry"] if job.status is JobStatus.FAILED else []

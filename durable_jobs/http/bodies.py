@@ -219,6 +219,8 @@ class JobFilter(BaseModel):
     state: list[JobStatus] | None = None
     queue: StoredQueue | None = None
     type: TypeName | None = None
+    escalated: bool | None = None
+    """Whether it stands before an operator, in whatever state."""
     after: UUID | None = None
     """The previous page's `next_cursor`."""
     limit: int = Field(default=50, ge=1, le=100)

@@ -135,6 +135,7 @@ async def list_jobs(wanted: Annotated[JobFilter, Query()], who: Who, api: TheApi
             statuses=states,
             queue=wanted.queue,
             job_type=wanted.type,
+            escalated=wanted.escalated,
             after=str(wanted.after) if wanted.after else None,
             limit=wanted.limit,
         )

@@ -12,7 +12,7 @@ from durable_jobs.contract.envelope import EXECUTION, GOVERNANCE
 from durable_jobs.contract.errors import FieldProblem, InvalidInput, NotRetryable
 from durable_jobs.contract.models import Job
 from durable_jobs.contract.rules import hosted_queue_problem, identifier_problem
-from durable_jobs.contract.states import UNRESOLVED, JobStatus
+from durable_jobs.contract.states import JobStatus
 from durable_jobs.service.base import ServicePart, require_json, require_text
 from durable_jobs.store import sweeps
 
@@ -148,9 +148,12 @@ class Control(ServicePart):
         )
 
     async def recheck_job(self, filter: RecheckFilter, actor: str, reason: str) -> list[UUID]:
-        """Send escalated jobs back into the sweep, their lookups counted anew; each in a transaction of its own.
+        """Take escalated jobs from before the operator; each in a transaction of its own.
 
-        Returns the ids of those sent back. Raises `InvalidInput`, also for an empty filter.
+        Uncertain ones go back into the sweep, their lookups counted anew. A queued one that nobody hosts is escalated
+        again unless that changes; a completed one, whose follow-ups conflicted, is done with.
+
+        Returns the ids of those taken back. Raises `InvalidInput`, also for an empty filter.
         """
         require_text(actor=actor, reason=reason)
         wanted = filter.model_dump(exclude_none=True)
@@ -167,7 +170,7 @@ class Control(ServicePart):
     async def _recheck(self, job_id: UUID, actor: str, reason: str) -> bool:
         async def work(connection: AsyncConnection) -> bool:
             job, now = await self._store.lock(connection, job_id)
-            if job.escalated_at is None or job.status not in UNRESOLVED:
+            if job.escalated_at is None:
                 return False
             change = reconciliation.recheck(job, actor=actor, reason=reason, now=now)
             job = await self._store.apply(connection, job, change, now)

@@ -55,10 +55,14 @@ class Reads(ServicePart):
         statuses: Sequence[JobStatus] | None = None,
         queue: str | None = None,
         job_type: str | None = None,
+        escalated: bool | None = None,
         after: str | None = None,
         limit: int = 100,
     ) -> Page[Job]:
-        """Jobs in their order of creation; `after` is the previous page's `next_cursor`. Raises `InvalidInput`."""
+        """Jobs in their order of creation; `escalated` ones stand before an operator, in whatever status.
+
+        `after` is the previous page's `next_cursor`. Raises `InvalidInput`.
+        """
         limit = _limit(limit)
         jobs = await self.database.run(
             lambda own: self._store.list_jobs(
@@ -68,6 +72,7 @@ class Reads(ServicePart):
                 statuses=statuses,
                 queue=queue,
                 job_type=job_type.lower() if job_type is not None else None,
+                escalated=escalated,
                 after=_cursor(after, UUID),
                 limit=limit + 1,
             )

@@ -52,8 +52,7 @@ judged AS MATERIALIZED (
         started_at = CASE d.decision WHEN 'claim' THEN COALESCE(d.started_at, d.now) ELSE d.started_at END,
         finished_at = CASE d.decision WHEN 'claim' THEN NULL ELSE d.now END,
         error = CASE d.decision WHEN 'claim' THEN d.error ELSE l.error END,
-        escalated_at = CASE d.decision WHEN 'claim' THEN NULL ELSE d.escalated_at END,
-        escalation_reason = CASE d.decision WHEN 'claim' THEN NULL ELSE d.escalation_reason END,
+        escalated_at = NULL, escalation_reason = NULL,
         dead_lettered_at = CASE d.decision WHEN 'dead_letter' THEN d.now END,
         dead_letter_reason = CASE d.decision WHEN 'dead_letter' THEN l.error ->> 'message' END,
         launch_check_at = CASE WHEN d.decision IN ('claim', 'indeterminate')

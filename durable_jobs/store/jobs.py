@@ -239,6 +239,7 @@ class JobStore:
         statuses: Sequence[JobStatus] | None,
         queue: str | None,
         job_type: str | None,
+        escalated: bool | None,
         after: UUID | None,
         limit: int,
     ) -> list[Job]:
@@ -250,6 +251,9 @@ class JobStore:
                 query = query.where(column == wanted)
         if statuses is not None:
             query = query.where(jobs.c.status.in_([str(status) for status in statuses]))
+        if escalated is not None:
+            stands = jobs.c.escalated_at
+            query = query.where(stands.is_not(None) if escalated else stands.is_(None))
         if after is not None:
             query = query.where(jobs.c.id > after)
         return [job_of(row) for row in (await connection.execute(query)).mappings()]

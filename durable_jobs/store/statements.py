@@ -98,7 +98,8 @@ WITH locked AS MATERIALIZED ({holder_row}),
 judged AS MATERIALIZED (SELECT l.*, clock_timestamp() AS now FROM locked l),
 changed AS (
     UPDATE {s}.jobs j SET status = 'completed', result = %(result)s::jsonb, error = NULL, finished_at = g.now,
-        lease_id = NULL, claim_token = NULL, lease_expires_at = NULL, launch_check_at = NULL, updated_at = g.now
+        lease_id = NULL, claim_token = NULL, lease_expires_at = NULL, launch_check_at = NULL,
+        escalated_at = NULL, escalation_reason = NULL, updated_at = g.now
     FROM judged g WHERE j.id = g.id AND {holder} AND g.status = 'running'
     RETURNING j.*
 ), attempt AS (

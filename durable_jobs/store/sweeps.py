@@ -91,7 +91,7 @@ WHERE a.organization_id = %(organization)s AND a.project_id = %(project)s AND a.
 """
 
 ESCALATED = """
-SELECT j.id FROM {s}.jobs j WHERE j.escalated_at IS NOT NULL AND {unresolved} AND {filter}
+SELECT j.id FROM {s}.jobs j WHERE j.escalated_at IS NOT NULL AND {filter}
     AND (%(after)s::uuid IS NULL OR j.id > %(after)s)
 ORDER BY j.id LIMIT %(limit)s
 """
@@ -217,7 +217,7 @@ class SweepStore:
     async def escalated(
         self, connection: AsyncConnection, wanted: Mapping[str, Any], *, after: UUID | None, limit: int
     ) -> list[UUID]:
-        """The ids of escalated, unresolved jobs that match `wanted`; see `RecheckFilter`."""
+        """The ids of escalated jobs that match `wanted`; see `RecheckFilter`."""
         given = _given(wanted)
         clauses = [_FILTERS[name] for name in given]
         parameters = {"after": after, "limit": limit, **given}
