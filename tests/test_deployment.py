@@ -124,9 +124,9 @@ def test_an_operators_day(environment: dict[str, str], database_url: str) -> Non
     """A worker dies, doctor says so, the job is escalated and resolved, another is requeued, a queue is paused and
     resumed, all by command line, all in the audit trail."""
 
-    def durable_jobs(*arguments: str, code: int = 0) -> Any:
+    def said(*arguments: str, code: int = 0) -> str:
         done = subprocess.run(
-            [*CLI, *arguments, "--json"],
+            [*CLI, *arguments],
             env=environment,
             cwd=ROOT,
             capture_output=True,
@@ -135,7 +135,10 @@ def test_an_operators_day(environment: dict[str, str], database_url: str) -> Non
             check=False,
         )
         assert done.returncode == code, done.stdout + done.stderr
-        return json.loads(done.stdout)
+        return done.stdout
+
+    def durable_jobs(*arguments: str, code: int = 0) -> Any:
+        return json.loads(said(*arguments, "--json", code=code))
 
     with psycopg.connect(database_url, autocommit=True) as connection:
         dead_end, interrupted, waiting = (
@@ -153,6 +156,8 @@ def test_an_operators_day(environment: dict[str, str], database_url: str) -> Non
 
         connection.execute(_LAND, {"id": dead_end})
         assert [job["id"] for job in durable_jobs("jobs", "escalated")["jobs"]] == [dead_end]
+        for command in (["jobs", "escalated"], ["jobs", "show", dead_end]):
+            assert "nobody hosts [/it]" in said(*command)  # as it was written, not as the table's own markup
         who = ("--actor", "ann", "--reason", "the worker died")
         shown = durable_jobs("jobs", "show", dead_end)
         assert shown["next_steps"][0].startswith(f"durable-jobs jobs resolve {dead_end}")
@@ -163,11 +168,17 @@ def test_an_operators_day(environment: dict[str, str], database_url: str) -> Non
         assert durable_jobs("jobs", "requeue", interrupted, *who)["state"] == "queued"
         assert durable_jobs("queues", "pause", "orphans", *who)["changed"]
         assert durable_jobs("queues", "list")["queues"][0]["paused"]
+        other = durable_jobs("queues", "resume", "orphans", "--type", "greet", *who)
+        assert (other["changed"], [each["job_type"] for each in other["still_paused"]]) == (False, [None])
+        paused = {each["check"]: each for each in durable_jobs("doctor", code=7)["findings"]}["queue orphans"]
+        assert paused["do"].startswith("durable-jobs queues resume orphans --actor")
         assert durable_jobs("queues", "resume", "orphans", *who)["woken"] == 2
+        assert "does not stand" in durable_jobs("jobs", "recheck", waiting, *who, code=5)["error"]["message"]
+        assert durable_jobs("jobs", "recheck", "00000000-0000-7000-8000-000000000000", *who, code=4)
         assert durable_jobs("jobs", "cancel", waiting, *who)["reply"] == "cancelled"
         assert durable_jobs("jobs", "show", "00000000-0000-7000-8000-000000000000", code=4)
         audit = connection.execute("SELECT action, actor FROM durable_jobs.control_events ORDER BY id").fetchall()
-    assert audit == [(action, "ann") for action in ("resolve", "requeue", "pause", "resume", "cancel")]
+    assert audit == [(action, "ann") for action in ("resolve", "requeue", "pause", "resume", "resume", "cancel")]
 
 
 _ENQUEUE = """SELECT durable_jobs.enqueue('acme', 'alpha', 'greet', %s, '{"name": "Ada"}', queue => 'orphans')"""
@@ -191,7 +202,7 @@ WHERE id = %(id)s
 """
 _LAND = """
 UPDATE durable_jobs.jobs SET status = 'indeterminate', finished_at = now(), lease_expires_at = NULL, lease_id = NULL,
-    escalated_at = now(), escalation_reason = 'NO_HANDLER: nobody hosts it' WHERE id = %(id)s
+    escalated_at = now(), escalation_reason = 'NO_HANDLER: nobody hosts [/it]' WHERE id = %(id)s
 """
 
 

@@ -11,11 +11,13 @@ from temporalio.envconfig import ClientConfig
 from durable_jobs.cli.output import fail
 from durable_jobs.client import DurableJobs
 from durable_jobs.contract.errors import DurableJobsError
+from durable_jobs.service.registry import STALE_SECONDS
 from durable_jobs.store.tables import SCHEMA
 
 T = TypeVar("T")
 
 DATABASE_URL_VARIABLE, SCHEMA_VARIABLE = "DURABLE_JOBS_DATABASE_URL", "DURABLE_JOBS_SCHEMA"
+STALE_VARIABLE = "DURABLE_JOBS_WORKER_STALE_SECONDS"
 NOT_FOUND_EXIT, REFUSED_EXIT, UNAVAILABLE_EXIT = 4, 5, 6
 
 
@@ -39,6 +41,14 @@ def with_jobs(as_json: bool, work: Callable[[DurableJobs], Awaitable[T]]) -> T:
         fail(as_json, error.code, error.message, exit_code=_exit_code(error))
     except RuntimeError as error:  # how the SDK says that it can't connect
         fail(as_json, "TEMPORAL_UNAVAILABLE", str(error), exit_code=UNAVAILABLE_EXIT)
+
+
+def stale_seconds() -> float:
+    """How long a worker may be silent, as the API has it: DURABLE_JOBS_WORKER_STALE_SECONDS."""
+    try:
+        return float(os.environ.get(STALE_VARIABLE, STALE_SECONDS))
+    except ValueError:
+        fail(False, "INVALID_SETTINGS", f"{STALE_VARIABLE} must be a number of seconds", exit_code=2)
 
 
 async def temporal_client() -> Client:

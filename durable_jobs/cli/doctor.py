@@ -5,13 +5,14 @@ from datetime import UTC, datetime
 from typing import Literal
 
 import typer
-from temporalio.service import RPCError
+from rich.text import Text
+from temporalio.service import RPCError, RPCStatusCode
 
 from durable_jobs.cli import tables
-from durable_jobs.cli.connection import with_jobs
+from durable_jobs.cli.connection import stale_seconds, with_jobs
 from durable_jobs.cli.output import JsonOption, say
 from durable_jobs.client import DurableJobs
-from durable_jobs.contract.workers import QueueOverview, WorkerRecord, WorkerState
+from durable_jobs.contract.workers import QueueOverview, QueuePause, WorkerRecord, WorkerState
 from durable_jobs.temporal.launch import Launcher
 from durable_jobs.temporal.messages import SEARCH_ATTRIBUTES
 from durable_jobs.temporal.schedule import schedule_id
@@ -44,7 +45,7 @@ def doctor(as_json: JsonOption = False) -> None:
         say(True, "", healthy=not bad, findings=[asdict(finding) for finding in findings])
     else:
         colours = {"ok": "green", "warning": "yellow", "bad": "red"}
-        rows = ((each.check, f"[{colours[each.level]}]{each.level}[/]", each.found, each.do) for each in findings)
+        rows = ((each.check, Text(each.level, style=colours[each.level]), each.found, each.do) for each in findings)
         tables.show(("check", "", "found", "what to do"), rows, empty="")
     if bad:
         raise typer.Exit(UNHEALTHY_EXIT)
@@ -54,10 +55,11 @@ async def examine(jobs: DurableJobs) -> list[Finding]:
     """All findings. The schema's version was checked by connecting."""
     service = jobs.service
     facts = await service.database_facts()
-    workers, queues = await service.list_workers(), await service.list_queues()
+    workers, queues = await service.list_workers(), await service.list_queues(stale_seconds=stale_seconds())
+    pauses = await service.list_pauses()
     findings = [Finding("schema", "ok", "the newest revision"), *_of_database(facts)]
     findings += await _of_temporal(jobs, workers)
-    return findings + _of_queues(queues, workers) + _of_workers(workers)
+    return findings + _of_queues(queues, workers) + _of_pauses(pauses) + _of_workers(workers)
 
 
 def _of_database(facts: dict[str, object]) -> list[Finding]:
@@ -110,12 +112,16 @@ async def _of_temporal(jobs: DurableJobs, workers: list[WorkerRecord]) -> list[F
     try:
         launcher = Launcher(jobs.temporal)
         indexed = await launcher.indexed()
-        missing = []
+        missing, paused = [], []
         for queue in sorted({each.queue for each in workers if tables.health(each) is WorkerState.HEALTHY}):
             try:
-                await jobs.temporal.get_schedule_handle(schedule_id(queue)).describe()
-            except RPCError:
+                described = await jobs.temporal.get_schedule_handle(schedule_id(queue)).describe()
+            except RPCError as error:
+                if error.status is not RPCStatusCode.NOT_FOUND:
+                    raise
                 missing.append(queue)
+            else:
+                paused += [queue] if described.schedule.state.paused else []
     except (RPCError, RuntimeError) as error:
         return [Finding("Temporal", "bad", f"not reachable: {error}", "check TEMPORAL_ADDRESS; accepted jobs wait")]
     return [
@@ -133,6 +139,15 @@ async def _of_temporal(jobs: DurableJobs, workers: list[WorkerRecord]) -> list[F
             "restart a worker of the queue: it makes the schedule",
             otherwise="bad",
         ),
+        *(
+            Finding(
+                f"schedule of {queue}",
+                "bad",
+                "paused: nothing is reconciled, and no lost workflow launched",
+                f"temporal schedule toggle --unpause --schedule-id {schedule_id(queue)}",
+            )
+            for queue in paused
+        ),
     ]
 
 
@@ -147,9 +162,7 @@ def _of_queues(queues: list[QueueOverview], workers: list[WorkerRecord]) -> list
         if each.escalated:
             do = "durable-jobs jobs escalated"
             findings.append(Finding(name, "bad", f"{each.escalated} jobs stand before an operator", do))
-        if each.paused:
-            findings.append(Finding(name, "warning", "paused", f"durable-jobs queues resume {each.queue} …"))
-        elif each.oldest_due_seconds and each.oldest_due_seconds > LONG_DUE_SECONDS:
+        if not each.paused and each.oldest_due_seconds and each.oldest_due_seconds > LONG_DUE_SECONDS:
             waited = tables.duration(each.oldest_due_seconds)
             findings.append(
                 Finding(name, "warning", f"a job has been due for {waited}", "add workers, or look for what holds them")
@@ -157,8 +170,12 @@ def _of_queues(queues: list[QueueOverview], workers: list[WorkerRecord]) -> list
     return findings or [Finding("queues", "ok", "nothing waits for long, nothing needs an operator")]
 
 
+def _of_pauses(pauses: list[QueuePause]) -> list[Finding]:
+    return [Finding(f"queue {each.queue}", "warning", *tables.pause(each)) for each in pauses]
+
+
 def _of_workers(workers: list[WorkerRecord]) -> list[Finding]:
-    stale = [each for each in workers if tables.health(each) is WorkerState.STALE]
+    stale = [each for each in workers if tables.health(each) is WorkerState.STALE and not each.is_gone]
     live = sum(tables.health(each) is WorkerState.HEALTHY for each in workers)
     if not stale:
         return [_judged("workers", live > 0, f"{live} healthy", "start a worker")]

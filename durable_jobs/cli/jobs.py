@@ -2,18 +2,21 @@
 
 import asyncio
 import json
+from collections.abc import Iterator
 from datetime import datetime
 from typing import Annotated, Any
 from uuid import UUID
 
 import typer
+from rich.text import Text
 
 from durable_jobs.cli import tables
 from durable_jobs.cli.connection import with_jobs
 from durable_jobs.cli.output import JsonOption, fail, say
 from durable_jobs.client import DurableJobs
+from durable_jobs.contract.errors import IllegalTransition
 from durable_jobs.contract.models import Job, JobAttempt, JobEvent
-from durable_jobs.contract.states import UNRESOLVED, JobStatus
+from durable_jobs.contract.states import JobStatus
 from durable_jobs.service import RecheckFilter
 
 app = typer.Typer(no_args_is_help=True, help="Look at jobs, and act on them.")
@@ -74,24 +77,9 @@ def show(job_id: JobId, as_json: JsonOption = False) -> None:
         say(True, "", job=job.model_dump(mode="json"), next_steps=steps, **dumped)
         return
     out = tables.console()
-    out.print(f"[bold]{job.id}[/]  {tables.status(job)}  {job.job_type} on {job.queue}")
-    created = tables.age(job.created_at, now)
-    out.print(f"of {job.organization_id}/{job.project_id}, key {job.idempotency_key!r}, created {created} ago")
-    if job.lease_expires_at:
-        ends = tables.age(job.lease_expires_at, now)
-        out.print(f"lease: {job.lease_id}, generation {job.lease_generation}, ends {ends}")
-    if job.operation_key:
-        out.print(f"sent as {job.operation_key!r}, generation {job.dispatched_generation}")
-    if job.cancel_requested_at:
-        out.print(f"cancellation requested by {job.cancel_actor}: {job.cancel_reason}")
-    if job.escalated_at and job.escalation_reason:
-        out.print(f"[bold]before an operator[/] since {tables.age(job.escalated_at, now)}: {job.escalation_reason}")
-    if job.error:
-        out.print(f"error: {job.error.code}: {job.error.message}", markup=False)
-    if job.reconciliation:
-        out.print(f"reconciled: {json.dumps(job.reconciliation)}", markup=False)
-    if job.result is not None:
-        out.print(f"result: {json.dumps(job.result, ensure_ascii=False)[:500]}", markup=False)
+    out.print(Text.assemble((str(job.id), "bold"), "  ", tables.status(job), f"  {job.job_type} on {job.queue}"))
+    for line in _about(job, now):
+        out.print(line, markup=False, highlight=False)
     out.print()
     tables.attempts(attempts)
     out.print()
@@ -100,6 +88,25 @@ def show(job_id: JobId, as_json: JsonOption = False) -> None:
         out.print("\nnext:")
         for step in steps:
             print(f"  {step}")
+
+
+def _about(job: Job, now: datetime) -> Iterator[str]:
+    created = tables.age(job.created_at, now)
+    yield f"of {job.organization_id}/{job.project_id}, key {job.idempotency_key!r}, created {created} ago"
+    if job.lease_expires_at:
+        yield f"lease: {job.lease_id}, generation {job.lease_generation}, ends {tables.age(job.lease_expires_at, now)}"
+    if job.operation_key:
+        yield f"sent as {job.operation_key!r}, generation {job.dispatched_generation}"
+    if job.cancel_requested_at:
+        yield f"cancellation requested by {job.cancel_actor}: {job.cancel_reason}"
+    if job.escalated_at:
+        yield f"before an operator since {tables.age(job.escalated_at, now)}: {job.escalation_reason}"
+    if job.error:
+        yield f"error: {job.error.code}: {job.error.message}"
+    if job.reconciliation:
+        yield f"reconciled: {json.dumps(job.reconciliation)}"
+    if job.result is not None:
+        yield f"result: {json.dumps(job.result, ensure_ascii=False)[:500]}"
 
 
 @app.command()
@@ -190,7 +197,8 @@ def recheck(
     escalated_before: Annotated[datetime | None, typer.Option(formats=["%Y-%m-%dT%H:%M:%S%z"])] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Send escalated jobs back into the sweep, such as all of an hour in which the provider was down."""
+    """Take escalated jobs from before the operator: uncertain ones go back into the sweep, such as all of an hour in
+    which the provider was down. Of one job: exits with 4 where there is none, with 5 where it is not escalated."""
     wanted = RecheckFilter(
         job_id=job_id,
         organization=organization,
@@ -200,22 +208,28 @@ def recheck(
         escalated_after=escalated_after,
         escalated_before=escalated_before,
     )
-    sent = with_jobs(as_json, lambda jobs: jobs.service.recheck_job(wanted, actor, reason))
-    say(as_json, f"{len(sent)} jobs go back into the sweep", job_ids=[str(each) for each in sent])
+
+    async def take_back(jobs: DurableJobs) -> list[UUID]:
+        taken = await jobs.service.recheck_job(wanted, actor, reason)
+        if job_id is not None and not taken:
+            job = await jobs.service.get_job(job_id)
+            raise IllegalTransition(f"job {job.id} is {job.status}, and does not stand before an operator")
+        return taken
+
+    taken = with_jobs(as_json, take_back)
+    say(as_json, f"{len(taken)} jobs no longer stand before an operator", job_ids=[str(each) for each in taken])
 
 
 @app.command()
 def escalated(organization: Organization = None, as_json: JsonOption = False) -> None:
-    """What needs a person first: uncertain jobs that stand before an operator."""
+    """What needs a person first: jobs that stand before an operator, in whatever status."""
 
     async def read(jobs: DurableJobs) -> list[Job]:
         found: list[Job] = []
         cursor: str | None = None
         while True:
-            page = await jobs.service.list_jobs(
-                organization=organization, statuses=sorted(UNRESOLVED), after=cursor, limit=1000
-            )
-            found += [job for job in page.items if job.escalated_at]
+            page = await jobs.service.list_jobs(organization=organization, escalated=True, after=cursor, limit=1000)
+            found += page.items
             cursor = page.next_cursor
             if cursor is None:
                 return sorted(found, key=lambda job: job.escalated_at or job.created_at)
@@ -224,8 +238,10 @@ def escalated(organization: Organization = None, as_json: JsonOption = False) ->
     if as_json:
         say(True, "", jobs=[job.model_dump(mode="json") for job in found])
         return
-    rows = ((job.id, tables.age(job.escalated_at), job.job_type, job.escalation_reason) for job in found)
-    tables.show(("id", "since", "type", "reason"), rows, empty="nothing stands before an operator")
+    rows = (
+        (job.id, tables.status(job), tables.age(job.escalated_at), job.job_type, job.escalation_reason) for job in found
+    )
+    tables.show(("id", "status", "since", "type", "reason"), rows, empty="nothing stands before an operator")
 
 
 def _object(name: str, text: str, as_json: bool) -> dict[str, Any]:

@@ -11,7 +11,9 @@ def migrate(
     database_url: Annotated[
         str, typer.Option(envvar="DURABLE_JOBS_DATABASE_URL", help="Of Postgres itself, not of a pooler.")
     ],
-    schema: Annotated[str, typer.Option(help="Holds the tables; made if it isn't there.")] = "durable_jobs",
+    schema: Annotated[
+        str, typer.Option(envvar="DURABLE_JOBS_SCHEMA", help="Holds the tables; made if it isn't there.")
+    ] = "durable_jobs",
     roles: Annotated[
         bool, typer.Option("--roles", help="Also make an owner, a service and a tenant role, with row-level security.")
     ] = False,

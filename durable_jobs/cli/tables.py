@@ -5,13 +5,14 @@ from datetime import UTC, datetime
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
+from durable_jobs.cli.connection import stale_seconds
 from durable_jobs.contract.models import Job, JobAttempt, JobEvent
 from durable_jobs.contract.rules import encode_json
-from durable_jobs.contract.states import UNRESOLVED, JobStatus
+from durable_jobs.contract.states import JobStatus
 from durable_jobs.contract.verbs import legal_verbs
-from durable_jobs.contract.workers import QueueOverview, WorkerRecord, WorkerState
-from durable_jobs.service.registry import STALE_SECONDS
+from durable_jobs.contract.workers import QueueOverview, QueuePause, WorkerRecord, WorkerState
 
 WIDTH = 100
 _WHY = '--actor NAME --reason "…"'
@@ -38,14 +39,14 @@ def show(headings: Sequence[str], rows: Iterable[Sequence[object]], *, empty: st
     for heading in headings:
         table.add_column(heading, overflow="fold", no_wrap=heading in ("id", "status"))
     for row in rows:
-        table.add_row(*("" if cell is None else str(cell) for cell in row))
+        # Cells hold what tenants wrote: never markup, colours are given as `Text`.
+        table.add_row(*(cell if isinstance(cell, Text) else Text("" if cell is None else str(cell)) for cell in row))
     console().print(table if table.row_count else empty)
 
 
-def status(job: Job) -> str:
-    colour = _COLOURS.get(job.status)
-    word = f"[{colour}]{job.status}[/]" if colour else str(job.status)
-    return f"{word} [bold]![/]" if job.escalated_at and job.status in UNRESOLVED else word
+def status(job: Job) -> Text:
+    word = Text(str(job.status), style=_COLOURS.get(job.status, ""))
+    return word.append(" !", style="bold") if job.escalated_at else word
 
 
 def age(moment: datetime | None, now: datetime | None = None) -> str:
@@ -119,13 +120,21 @@ def queues(found: Iterable[QueueOverview]) -> None:
             each.unresolved,
             each.escalated,
             duration(each.oldest_due_seconds) if each.oldest_due_seconds is not None else "",
-            each.live_workers or "[red]none[/]",
+            each.live_workers or Text("none", style="red"),
             "paused" if each.paused else "",
         )
         for each in found
     )
     headings = ("queue", "type", "queued", "active", "unresolved", "escalated", "oldest due", "workers", "")
     show(headings, rows, empty="no unsettled jobs")
+
+
+def pause(each: QueuePause) -> tuple[str, str]:
+    """A pause that stands, and the command that lifts it."""
+    named = f" --type {each.job_type}" if each.job_type else ""
+    named += f" --organization {each.organization}" if each.organization else ""
+    said = f"paused by {each.actor}, {age(each.paused_at)} ago: {each.reason}"
+    return said, f"durable-jobs queues resume {each.queue}{named} {_WHY}"
 
 
 def workers(found: Iterable[WorkerRecord]) -> None:
@@ -141,7 +150,7 @@ def _load(worker: WorkerRecord) -> str:
 
 
 def health(worker: WorkerRecord) -> WorkerState:
-    return worker.state(STALE_SECONDS)
+    return worker.state(stale_seconds())
 
 
 def next_steps(job: Job, now: datetime) -> list[str]:

@@ -23,6 +23,18 @@ class QueueOverview(Record):
     live_workers: int
 
 
+class QueuePause(Record):
+    """One pause that stands: of a queue, or there of one type, of one organization, or of both."""
+
+    queue: str
+    job_type: str | None
+    organization: str | None
+    """None: every tenant's, the deployer's own pause."""
+    paused_at: datetime
+    actor: str
+    reason: str
+
+
 class WorkerState(StrEnum):
     HEALTHY = "healthy"
     STALE = "stale"
@@ -52,6 +64,11 @@ class WorkerRecord(Record):
     stopped_at: datetime | None
     now: datetime
     """The database's clock as the record was read."""
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether it has been silent for a day: its record is history, and nobody has to be told of it any more."""
+        return self.now - self.heartbeat_at > timedelta(days=1)
 
     def state(self, stale_seconds: float) -> WorkerState:
         """`stale` when silent for longer than `stale_seconds`."""

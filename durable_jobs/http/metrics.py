@@ -45,7 +45,8 @@ async def _read(api: Api) -> CollectorRegistry:
     queues = await api.service.list_queues(stale_seconds=stale_seconds)
     workers = await api.service.list_workers()
     registry = CollectorRegistry(auto_describe=False)
-    families = [*_jobs(counts), *_counters(counts["counters"]), *_queues(queues), *_workers(workers, stale_seconds)]
+    up = _gauge("up", "1: Postgres answered.", (), [((), 1.0)])
+    families = [up, *_jobs(counts), *_counters(counts["counters"]), *_queues(queues), *_workers(workers, stale_seconds)]
     registry.register(_Families(families))
     return registry
 
@@ -123,19 +124,18 @@ def _queues(queues: list[QueueOverview]) -> Iterator[Metric]:
 
 
 def _workers(workers: list[WorkerRecord], stale_seconds: float) -> Iterator[Metric]:
-    states = Counter((each.queue, str(each.state(stale_seconds))) for each in workers)
-    yield _gauge("workers", "Workers by queue and state.", ("queue", "state"), states.items())
+    states = Counter((each.queue, str(each.state(stale_seconds))) for each in workers if not each.is_gone)
+    yield _gauge("workers", "Workers heard of within a day, by queue and state.", ("queue", "state"), states.items())
     running: Counter[tuple[str]] = Counter()
     slots: Counter[tuple[str]] = Counter()
     lags: dict[tuple[str], float] = {}
     for each in workers:
-        if each.stopped_at is None:
-            running[(each.queue,)] += each.running
         if each.state(stale_seconds) is WorkerState.HEALTHY:
+            running[(each.queue,)] += each.running
             slots[(each.queue,)] += each.slots or 0
             lags[(each.queue,)] = max(lags.get((each.queue,), 0.0), each.keeper_lag_seconds)
     yield _gauge(
-        "attempts_in_hand", "Attempts that workers run, at their last heartbeats.", ("queue",), running.items()
+        "attempts_in_hand", "Attempts that healthy workers run, at their last heartbeats.", ("queue",), running.items()
     )
     yield _gauge("worker_slots", "Attempts that healthy workers can run at once.", ("queue",), slots.items())
     yield _gauge(

@@ -15,7 +15,7 @@ from durable_jobs.contract.errors import InvalidInput, RetentionRoleMissing, Tok
 from durable_jobs.contract.models import ApiToken, TokenRole
 from durable_jobs.contract.quarantine import quarantine
 from durable_jobs.contract.rules import identifier_problem, time_problem
-from durable_jobs.contract.workers import QueueOverview
+from durable_jobs.contract.workers import QueueOverview, QueuePause
 from durable_jobs.service.base import ServicePart, require_keys, require_text
 from durable_jobs.service.registry import STALE_SECONDS
 from durable_jobs.store import operations, registry
@@ -33,10 +33,18 @@ class Operations(ServicePart):
     async def list_queues(
         self, *, organization: str | None = None, stale_seconds: float = STALE_SECONDS
     ) -> list[QueueOverview]:
-        """Every queue and type that has unsettled jobs: depth, age, pause, live workers."""
+        """Every queue and type that has unsettled jobs: depth, age, pause, live workers; of one organization those that
+        serve it."""
         return await self.database.run(
             lambda own: self._operations.queues(own, organization, stale_seconds), control=True
         )
+
+    async def list_pauses(self, queue: str | None = None) -> list[QueuePause]:
+        """The pauses that stand, of one queue or of all: each is lifted by a `resume_queue` that names the same."""
+        rows = await self.database.run(
+            lambda own: self._operations.rows(own, operations.PAUSES, {"queue": queue}), control=True
+        )
+        return [QueuePause.model_validate(row) for row in rows]
 
     async def metrics(self) -> dict[str, list[dict[str, Any]]]:
         """Counts for monitoring: jobs by queue, type and status; ages; events of the last five minutes by name; and
@@ -145,7 +153,7 @@ class Operations(ServicePart):
                     "digest": _digest(secret),
                     "role": str(TokenRole(role)),
                     "organization": organization,
-                    "projects": list(projects) if projects is not None else None,
+                    "projects": list(dict.fromkeys(projects)) if projects is not None else None,
                     "tenant": tenant or organization,
                     "actor": actor or name,
                     "expires_at": expires_at,
@@ -179,4 +187,5 @@ class Operations(ServicePart):
 
 
 def _digest(secret: str) -> bytes:
-    return hashlib.sha256(secret.encode()).digest()
+    # A lone surrogate, as a form may carry it, is in no secret of ours.
+    return hashlib.sha256(secret.encode(errors="replace")).digest()

@@ -48,7 +48,14 @@ FROM (
     SELECT count(*) AS live_workers FROM {s}.workers w
     WHERE w.queue = c.queue AND c.job_type = ANY(w.job_types) AND w.stopped_at IS NULL
         AND w.heartbeat_at > statement_timestamp() - make_interval(secs => %(stale_seconds)s)
+        AND (%(organization)s = '' OR w.organizations IS NULL OR %(organization)s = ANY(w.organizations))
 ) w ORDER BY c.queue, c.job_type
+"""
+
+PAUSES = """
+SELECT queue, NULLIF(job_type, '') AS job_type, NULLIF(organization_id, '') AS organization, paused_at, actor, reason
+FROM {s}.queue_controls WHERE %(queue)s::text IS NULL OR queue = %(queue)s
+ORDER BY queue, queue_controls.job_type, organization_id
 """
 
 COUNTS = "SELECT queue, job_type, status, count(*) AS jobs FROM {s}.jobs GROUP BY 1, 2, 3"
