@@ -62,7 +62,8 @@ class JobContext(ABC):
     async def heartbeat(self, details: dict[str, Any] | None = None) -> LeaseStatus:
         """Renew the lease now and leave `details`, a JSON object, on the trail. Falsy: stop soon.
 
-        The lease is renewed in the background anyway; this is for progress worth recording. Raises `InvalidInput`.
+        The lease is renewed in the background anyway; this is for progress worth recording, which is given up while the
+        database is away. Raises `InvalidInput`.
         """
 
     @abstractmethod

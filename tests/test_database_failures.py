@@ -25,12 +25,13 @@ from durable_jobs import (
     JobContext,
     JobHandle,
     JobStatus,
+    LeaseStatus,
     ProviderState,
 )
 from durable_jobs.contract.errors import StoreUnavailable
 from durable_jobs.dev import DevStack
 from tests.conftest import Specs
-from tests.probes import Gate, Probe, Provider, Script, eventually, execute, trail
+from tests.probes import Gate, Probe, Provider, Script, eventually, execute, noticed, trail
 from tests.servers import scratch_servers, template_database
 
 T = TypeVar("T")
@@ -305,3 +306,74 @@ async def test_connections_that_die_idle(service: DurableJobService, spec: Specs
         await asyncio.to_thread(end_sessions, database_url)
         assert await service.pause_queue("idle-queue", actor="ann", reason="to see whether it works")
         assert await service.resume_queue("idle-queue", actor="ann", reason="it does")
+
+
+async def test_connections_that_lead_to_a_standby_are_given_up(
+    spec: Specs, database_url: str, durable_jobs_stack: DevStack
+) -> None:
+    """The address names a primary again, yet the sessions of before still lead to what only reads."""
+    database = Database(database_url, pool_size=3)
+    service = DurableJobService(database)
+
+    async def only_reads(connection: Any) -> None:
+        await connection.exec_driver_sql("SET default_transaction_read_only = on")
+
+    try:
+        await asyncio.gather(*(database.run(only_reads) for _ in range(3)))
+        with pytest.raises(StoreUnavailable):
+            await service.create_job(spec())
+        assert (await service.create_job(spec())).created
+        assert all(each.created for each in await asyncio.gather(*(service.create_job(spec()) for _ in range(6))))
+    finally:
+        await database.close()
+
+
+@pytest.mark.parametrize("code", ["58030", "XX000", "53100", "57P03"])
+async def test_what_is_the_servers_own_trouble_is_worth_another_try(service: DurableJobService, code: str) -> None:
+    """An outcome is written again until the lease is gone: after a disk that failed, too."""
+
+    async def breaks(connection: Any) -> None:
+        await connection.exec_driver_sql(f"DO $$ BEGIN RAISE 'broken' USING ERRCODE = '{code}'; END $$")
+
+    with pytest.raises(StoreUnavailable) as raised:
+        await service.database.run(breaks)
+    assert raised.value.retryable
+
+
+async def test_progress_that_can_not_be_recorded_ends_no_call(
+    jobs: DurableJobs, spec: Specs, slots: Slots, provider: Provider, durable_jobs_stack: DevStack
+) -> None:
+    gate, said = Gate(), []
+
+    async def script(job: JobContext, request: dict[str, Any]) -> Any:
+        async with job.dispatch(f"probe:{job.id}") as key:
+            await gate.wait()
+            said.append(await job.heartbeat({"at": "half"}))
+            return await provider.call(key)
+
+    async with slots(script):
+        handle = await jobs.create_job(spec(lease_seconds=30))
+        await gate.handler_came()
+        await asyncio.to_thread(durable_jobs_stack.stop_postgres, immediate=True)
+        gate.go_on.set()
+        await noticed(lambda: bool(said))
+        await asyncio.to_thread(durable_jobs_stack.start_postgres)
+        assert await handle.result(timeout=30) == {"sent": f"probe:{handle.id}"}
+    assert said == [LeaseStatus.HELD]
+
+
+async def test_connections_found_dead_again_and_again(spec: Specs, database_url: str) -> None:
+    """The pool gives up after two connections that others have just found dead: whoever waits for one is served."""
+    database = Database(database_url, pool_size=2)
+    service, finds = DurableJobService(database), iter([True] * 3)
+
+    class Restless(set[Any]):
+        def __contains__(self, engine: object) -> bool:
+            return next(finds, False)
+
+    database._stale = Restless()
+    try:
+        assert (await service.create_job(spec())).created
+        assert next(finds, None) is None
+    finally:
+        await database.close()

@@ -13,6 +13,7 @@ from temporalio.client import Client, WorkflowExecutionStatus
 
 from durable_jobs import DurableJobs, EventName, Job, JobContext, JobStatus, LeaseStatus
 from durable_jobs.contract.errors import LeaseLost
+from durable_jobs.temporal import keeper
 from durable_jobs.temporal.launch import Launcher
 from durable_jobs.temporal.messages import workflow_id
 from tests.conftest import Specs, Workers
@@ -401,3 +402,33 @@ async def test_the_end_of_a_lost_attempt_starts_no_second_run(
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(woken.wait(), 10)
         assert (await workflow.describe()).run_id == first
+
+
+async def test_the_keeper_outlives_an_error_of_any_kind(
+    jobs: DurableJobs, worker: Workers, spec: Specs, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as that of a container which may start no more threads; leases would be lost without it."""
+    gate, provider, failed = Gate(), Provider(), threading.Event()
+    answered = keeper._answered
+
+    def no_thread(connection: psycopg.Connection) -> Any:
+        if failed.is_set():
+            return answered(connection)
+        failed.set()
+        raise RuntimeError("can't start new thread")
+
+    async def script(job: JobContext, request: dict[str, Any]) -> Any:
+        monkeypatch.setattr(keeper, "_answered", no_thread)
+        await gate.wait()
+        async with job.dispatch(f"probe:{job.id}") as key:
+            return await provider.call(key)
+
+    async with worker(Probe(script)):
+        handle = await jobs.create_job(spec(lease_seconds=3))
+        await gate.handler_came()
+        with Watch(database_url, handle.id) as watch:
+            await noticed(failed.is_set)
+            await noticed(lambda: len(watch.expiries) > 1)
+        gate.go_on.set()
+        assert await handle.result(timeout=20) == {"sent": f"probe:{handle.id}"}
+    assert all(watch.looks)

@@ -372,3 +372,14 @@ async def test_cheap_when_nothing_is_due(service: DurableJobService, spec: Specs
     assert "jobs_launch_check" in json.dumps(plan)
     assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] <= 20
     await sql(service, "DELETE FROM durable_jobs.jobs")  # their trails, which are empty, need no check
+
+
+async def test_a_row_that_can_not_be_read_holds_up_no_other(
+    service: DurableJobService, spec: Specs, queue: str
+) -> None:
+    """A number that Postgres keeps and Python won't read, written behind the service's back."""
+    unreadable, sound = [(await service.create_job(spec())).job.id for _ in range(2)]
+    await due_for_launch(service, unreadable, sound)
+    await sql(service, "UPDATE durable_jobs.jobs SET payload = '{\"n\": 1e5000}' WHERE id = %(id)s", id=unreadable)
+    assert [job.id for job, _ in await service.take_due_for_launch(queue)] == [sound]
+    await sql(service, "UPDATE durable_jobs.jobs SET payload = '{\"n\": 1}' WHERE id = %(id)s", id=unreadable)

@@ -6,8 +6,9 @@ from uuid import uuid4
 
 import pytest
 from psycopg import ConnectionInfo
+from sqlalchemy.ext.asyncio import AsyncConnection
 
-from durable_jobs import DurableJobService, JobStatus
+from durable_jobs import Database, DurableJobService, JobStatus
 from tests.conftest import Specs
 from tests.probes import execute
 from tests.support import sql
@@ -53,3 +54,21 @@ async def test_a_migration_under_prepared_statements_goes_unnoticed(
     for number in range(2):
         await asyncio.to_thread(execute, database_url, f"ALTER TABLE durable_jobs.jobs ADD COLUMN later_{number} text")
         await asyncio.gather(*(whole_job(service, spec) for _ in range(20)))
+
+
+async def test_a_pooler_that_was_taken_for_the_server_is_found_out(database_url: str, spec: Specs) -> None:
+    """Its sessions are others' as well: one of theirs holds the name that we prepare under, and nothing is prepared
+    from then on."""
+    database = Database(database_url, pool_size=1)
+    service = DurableJobService(database)
+
+    async def of_another(connection: AsyncConnection) -> None:
+        await connection.exec_driver_sql("PREPARE _pg3_0 AS SELECT 1")
+
+    try:
+        await database.run(of_another)
+        await whole_job(service, spec)
+        await whole_job(service, spec)
+        assert await sql(service, PREPARED) == []
+    finally:
+        await database.close()

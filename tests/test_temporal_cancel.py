@@ -152,3 +152,18 @@ async def test_together_with_the_row(
         job = await until(jobs.service, handle.id, JobStatus.CANCELLED)
         await until_workflow(temporal_client, handle.id, WorkflowExecutionStatus.CANCELED)
     assert (job.cancel_actor, job.cancel_reason) == ("ann", "not wanted")
+
+
+@pytest.mark.parametrize("reason", [" ", "\x00", "x" * 5000])
+async def test_with_a_reason_that_no_row_can_hold(
+    jobs: DurableJobs, worker: Workers, spec: Specs, temporal_client: Client, reason: str
+) -> None:
+    """Whoever cancels there types what he likes: the job is cancelled, and its workflow ends."""
+    handler = Probe(returns)
+    async with worker(handler):
+        handle = await jobs.create_job(spec(scheduled_at=datetime.now(UTC) + timedelta(hours=1)))
+        await temporal_client.get_workflow_handle(workflow_id(handle.id)).cancel(reason=reason)
+        job = await until(jobs.service, handle.id, JobStatus.CANCELLED)
+        await until_workflow(temporal_client, handle.id, WorkflowExecutionStatus.CANCELED)
+    assert job.cancel_reason
+    assert len(job.cancel_reason) <= 2048

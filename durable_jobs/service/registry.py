@@ -78,16 +78,16 @@ class Registry(ServicePart):
             return await self.database.run(lambda own: self._sweeps.due_for_launch(own, queue, limit))
         except StoreUnavailable:
             raise
-        except DurableJobsError as error:
-            logger.warning("Queue %s: one of its due rows can't be written, each is taken by itself: %s", queue, error)
+        except (DurableJobsError, ValueError) as error:  # a row that can't be written, or can't be read
+            logger.warning("Queue %s: one of its due rows can't be taken, each is taken by itself: %s", queue, error)
         taken: list[tuple[Job, datetime]] = []
         for job_id in await self.database.run(lambda own: self._sweeps.due_ids(own, queue, limit)):
             try:
                 taken += await self._take_one(queue, job_id)
             except StoreUnavailable:
                 raise
-            except DurableJobsError as error:
-                logger.warning("Job %s: its launch check can't be written: %s", job_id, error)
+            except (DurableJobsError, ValueError) as error:
+                logger.warning("Job %s: its launch check can't be taken: %s", job_id, error)
         return taken
 
     async def _take_one(self, queue: str, job_id: UUID) -> list[tuple[Job, datetime]]:

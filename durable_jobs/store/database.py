@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 import psycopg
 from psycopg.rows import dict_row
 from sqlalchemy import event
-from sqlalchemy.exc import DBAPIError, InvalidatePoolError, TimeoutError
+from sqlalchemy.exc import DBAPIError, InvalidatePoolError, InvalidRequestError, TimeoutError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from durable_jobs.contract.errors import (
@@ -53,15 +53,21 @@ ANSWER_SECONDS = 35.0
 
 PREPARE_ON_ASK = 1_000_000
 """On a direct connection a statement is prepared where `fetch` is asked to, and never for being frequent."""
-_STALE_PLANS = {"0A000", "26000"}
-"""A migration changed what a prepared statement returns; or the server knows no such statement."""
+_CHANGED_PLAN = "0A000"
+"""A migration changed what a prepared statement returns."""
+_FOREIGN_PLANS = {"26000", "42P05"}
+"""The server knows no such statement, or another one of its name: a pooler deals out its sessions after all."""
+_READ_ONLY = "25006"
+"""Of a connection that leads to a standby: so do the others of its time, also once the address names a primary."""
 _OWN = "durable_jobs_own"
 """Marks the connections of our own pools, as an execution option."""
 _DIRECT = "durable_jobs_direct"
 """Whether a pooled connection is one to the server itself, in its `info`."""
 _LOST_RACES = {"40001", "40P01"}
-_UNAVAILABLE = {"25006", "25P03", "55P03"}
+_UNAVAILABLE = {_READ_ONLY, "25P03", "55P03"}
 """A server that only reads, a session that sat idle for too long, a lock that was not to be had."""
+_UNAVAILABLE_CLASSES = {"08", "53", "57", "58", "XX"}
+"""Of connections, resources, an operator's intervention, the server's own system, and what it can't explain."""
 _TRIES = 5
 
 
@@ -95,6 +101,7 @@ class Database:
         self.url = driver_url(database_url)
         self.schema = checked_schema(schema)
         self._stale: set[AsyncEngine] = set()
+        self._may_prepare = True
         self._jobs = self._engine(pool_size)
         self._control = self._engine(control_pool_size)
 
@@ -126,14 +133,17 @@ class Database:
         database is away, out of connections, read-only, or a lock or statement took too long.
         """
         engine = self._control if control else self._jobs
+        # A server that is there, but can't answer, is not asked five times for as long each.
+        patience = asyncio.get_running_loop().time() + ANSWER_SECONDS
         for attempt in range(1, _TRIES + 1):
-            committing = broken = False
+            connected = committing = broken = False
             try:
                 async with engine.connect() as connection:
+                    connected = True
                     driver = _driver(connection)
                     try:
                         if _DIRECT not in connection.info:
-                            connection.info[_DIRECT] = await _let_prepare(driver)
+                            connection.info[_DIRECT] = self._may_prepare and await _let_prepare(driver)
                         await driver.execute(BEGIN)
                         answer = await work(connection)
                         committing = True
@@ -144,9 +154,18 @@ class Database:
                         raise
                     return answer
             except (DBAPIError, psycopg.Error) as error:
-                again = sqlstate(error) in _LOST_RACES or (broken and not committing)
+                state = sqlstate(error)
+                self._may_prepare = self._may_prepare and state not in _FOREIGN_PLANS
+                in_time = asyncio.get_running_loop().time() < patience
+                again = state in _LOST_RACES or (broken and not committing and in_time and state != _READ_ONLY)
                 if not again or attempt == _TRIES:
                     raise translated(error) from error
+            except InvalidRequestError as error:
+                # The pool gave up handing out connections, as others found each of them dead in the same moment.
+                if connected:
+                    raise
+                if attempt == _TRIES:
+                    raise StoreUnavailable(f"no connection: {error}") from error
             except UnicodeEncodeError as error:
                 raise InvalidInput.at("(whole)", "holds a lone surrogate, which the database can't") from error
             except (TimeoutError, OSError) as error:
@@ -206,7 +225,11 @@ async def _let_prepare(driver: psycopg.AsyncConnection[Any]) -> bool:
 
 async def _give_up(connection: AsyncConnection, driver: psycopg.AsyncConnection[Any], error: BaseException) -> bool:
     """Roll back, or where the connection is of no more use have the pool forget it; whether it is so."""
-    stale = isinstance(error, psycopg.Error) and error.sqlstate in _STALE_PLANS
+    stale = isinstance(error, psycopg.Error | DBAPIError) and sqlstate(error) in {
+        _CHANGED_PLAN,
+        _READ_ONLY,
+        *_FOREIGN_PLANS,
+    }
     try:
         await driver.rollback()
     except psycopg.Error:
@@ -238,7 +261,7 @@ def translated(error: DBAPIError | psycopg.Error) -> DurableJobsError:
         return IllegalTransition(str(cause.diag.message_primary) if isinstance(cause, psycopg.Error) else None)
     away = state is None and isinstance(cause, psycopg.OperationalError | psycopg.InterfaceError)
     invalidated = isinstance(error, DBAPIError) and error.connection_invalidated
-    if invalidated or away or state in _UNAVAILABLE or (state or "")[:2] in {"08", "53", "57"}:
+    if invalidated or away or state in _UNAVAILABLE or (state or "")[:2] in _UNAVAILABLE_CLASSES:
         return StoreUnavailable(f"{type(cause).__name__} {state or ''}: {_told(cause)}".strip())
     if isinstance(cause, psycopg.DataError):
         return InvalidInput.at("(whole)", f"holds what the database can't: {_told(cause)}")

@@ -16,7 +16,6 @@ from typing import Any
 from temporalio.client import Client
 from temporalio.common import VersioningBehavior
 from temporalio.plugin import SimplePlugin
-from temporalio.service import RPCError
 from temporalio.worker import ReplayerConfig, Worker, WorkerConfig
 
 from durable_jobs.contract.errors import DurableJobsError, InvalidInput
@@ -208,7 +207,7 @@ class _Host(JobActivities):
         try:
             async with asyncio.timeout(SCHEDULE_TIMEOUT_SECONDS):
                 await ensure_schedule(self._client, self._queue, self.plugin.reconcile_every)
-        except (RPCError, TimeoutError) as error:
+        except Exception as error:
             logger.warning("The schedule of queue %s could not be made now, and is tried again: %r", self._queue, error)
             return False
         return True
@@ -224,14 +223,14 @@ class _Host(JobActivities):
         """Run the worker of the sweeps, again and again while the jobs' own runs."""
         pause = 1.0
         while not self._stopped.is_set():
-            self._sweeper = Worker(
-                self._client,
-                task_queue=reconciliation_queue(self._queue),
-                workflows=[ReconciliationWorkflow],
-                activities=self._sweeps.all(),
-                max_concurrent_activities=SWEEP_SLOTS,
-            )
             try:
+                self._sweeper = Worker(
+                    self._client,
+                    task_queue=reconciliation_queue(self._queue),
+                    workflows=[ReconciliationWorkflow],
+                    activities=self._sweeps.all(),
+                    max_concurrent_activities=SWEEP_SLOTS,
+                )
                 await self._sweeper.run()
             except Exception:
                 logger.exception("The sweeps of queue %s stopped, and start again in %g s", self._queue, pause)

@@ -13,6 +13,7 @@ from temporalio.service import RPCError
 
 from durable_jobs.contract.errors import DurableJobsError, InvalidInput, JobNotFound
 from durable_jobs.contract.models import ClaimRefusal, Job
+from durable_jobs.contract.rules import storable_text
 from durable_jobs.contract.specs import JobSpec
 from durable_jobs.contract.states import ACTIVE, JobStatus
 from durable_jobs.handler import JobHandler, ShadowPolicy
@@ -175,9 +176,13 @@ class JobActivities:
 
     @activity.defn(name=messages.CANCEL_JOB)
     async def cancel_job(self, ask: CancelAsk) -> str:
-        """A cancellation from Temporal becomes `cancel_job`. A local activity."""
+        """A cancellation from Temporal becomes `cancel_job`. A local activity.
+
+        Its reason is whatever somebody typed there; one that the table can't hold must not keep the job from ending.
+        """
+        reason = storable_text(ask.reason, 2048).strip() or "cancelled in Temporal"
         try:
-            return await self._service.cancel_job(UUID(ask.job_id), ask.reason[:2048], ask.actor)
+            return await self._service.cancel_job(UUID(ask.job_id), reason, ask.actor)
         except JobNotFound:
             return messages.NOT_FOUND
 

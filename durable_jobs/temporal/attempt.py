@@ -26,6 +26,7 @@ from durable_jobs.contract.errors import (
     LeaseLost,
     NotStorable,
     OperationKeyConflict,
+    RetryTransaction,
     StoreUnavailable,
 )
 from durable_jobs.contract.models import Claim, ClaimOutcome, ClaimRefusal, Job, JobError
@@ -86,7 +87,11 @@ class Attempt:
         self._stirred = asyncio.Event()
         self._grace_ends: float | None = None
         self._lease: HeldLease = keeper.hold(claim, job, self._stirred.set)
-        self._context = AttemptContext(service, claim, job, handler, self._lease, shadow)
+        try:
+            self._context = AttemptContext(service, claim, job, handler, self._lease, shadow)
+        except BaseException:
+            keeper.drop(self._lease)
+            raise
 
     def shut_down(self) -> None:
         """The worker stops: the handler runs on through the grace period, then the attempt ends."""
@@ -296,7 +301,7 @@ class Attempt:
         while True:
             try:
                 return await call()
-            except StoreUnavailable as error:
+            except (StoreUnavailable, RetryTransaction) as error:
                 if self._lease.lost or time.monotonic() + pause > self._lease.expires:
                     raise
                 logger.warning("Job %s: the outcome could not be written, trying again: %s", self._job.id, error)

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from enum import Enum, auto
@@ -14,6 +15,7 @@ from durable_jobs.contract.errors import (
     AdmissionRefused,
     AlreadyDispatched,
     LeaseLost,
+    RetryTransaction,
     StoreUnavailable,
 )
 from durable_jobs.contract.models import Claim, Job, LeaseStatus
@@ -87,7 +89,12 @@ class AttemptContext(JobContext):
     async def heartbeat(self, details: dict[str, Any] | None = None) -> LeaseStatus:
         if self._closed:
             return LeaseStatus.LOST
-        status = await self._service.heartbeat(self._claim, details)
+        try:
+            status = await self._service.heartbeat(self._claim, details)
+        except (StoreUnavailable, RetryTransaction) as error:
+            # Progress is for those who watch: it must not end a provider's call. Leases are the keeper's.
+            logger.warning("Job %s: its progress could not be recorded: %s", self.id, error)
+            return LeaseStatus.LOST if self._lease.lost else LeaseStatus.HELD
         if status is LeaseStatus.CANCEL_REQUESTED:
             self._lease.request_cancellation()
         return status
@@ -136,7 +143,7 @@ class AttemptContext(JobContext):
                 )
                 return
             except StoreUnavailable:
-                if tries == MARK_TRIES - 1:
+                if tries == MARK_TRIES - 1 or self._lease.lost or time.monotonic() > self._lease.expires:
                     raise
                 await asyncio.sleep(0.1 * 2**tries)
             except AlreadyDispatched:

@@ -136,9 +136,9 @@ class LeaseKeeper:
                     if now >= beat_due:
                         beat_due = now + HEARTBEAT_SECONDS
                         self._beat(connection, len(held))
-            except psycopg.Error as error:
+            except Exception as error:  # whatever it is, such as a limit on threads: leases are lost without this one
                 logger.warning(
-                    "The keeper of %d leases could not write, and tries again at its next tick: %s", len(held), error
+                    "The keeper of %d leases could not write, and tries again at its next tick: %r", len(held), error
                 )
                 _close(connection)
                 connection = None

@@ -52,8 +52,8 @@ class EnqueueListener:
                         if notification.payload == self._payload:
                             await asyncio.sleep(GATHER_SECONDS)
                             await self._launch_now()
-            except psycopg.Error as error:
-                logger.info("Not listening for enqueued jobs, tried again in %g s: %s", pause, error)
+            except Exception as error:
+                logger.info("Not listening for enqueued jobs, tried again in %g s: %r", pause, error)
             await asyncio.sleep(pause)
             pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
 

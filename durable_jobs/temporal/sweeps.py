@@ -11,7 +11,7 @@ from temporalio.service import RPCError
 
 from durable_jobs.contract.decisions import LAUNCH_CHECK_SECONDS
 from durable_jobs.contract.errors import DurableJobsError
-from durable_jobs.contract.reconciliation import ReconciliationPolicy
+from durable_jobs.contract.reconciliation import Action, ReconciliationPolicy
 from durable_jobs.contract.states import JobStatus
 from durable_jobs.contract.summary import SweepSummary
 from durable_jobs.handler import JobHandler
@@ -69,7 +69,7 @@ class SweepActivities:
         job = handled.job
         if job is None:
             return
-        if job.escalated_at is not None:
+        if job.escalated_at is not None and handled.word != Action.LEAVE_TO_RECLAIM:
             await self._escalations(job)
         try:
             await self._launcher.tell(job)
