@@ -13,6 +13,7 @@ from durable_jobs.contract.models import TokenRole
 from durable_jobs.dev import DevStack
 from tests.conftest import Specs
 from tests.http_api import calling, settings_for, token
+from tests.sweeping import many_uncertain
 
 
 @asynccontextmanager
@@ -142,3 +143,78 @@ async def test_a_queue_is_paused_and_resumed(
         assert await service.claim_job("worker", uuid4(), queues=[queue]) is None
         assert (await client.post("/console/queues/resume", data=form)).status_code == 303
         assert await service.claim_job("worker", uuid4(), queues=[queue])
+
+
+async def test_who_asks_is_found_out_before_a_form_is_read(database_url: str, durable_jobs_stack: DevStack) -> None:
+    """What would be too large is not read: the answer is that of a visitor who has not signed in."""
+    headers = {"content-type": "application/x-www-form-urlencoded"}
+    async with calling(settings_for(database_url, durable_jobs_stack, http_tokens="required")) as client:
+        for path in (f"/console/jobs/{uuid4()}/cancel", "/console/queues/pause", "/console/sign-out"):
+            answer = await client.post(path, content=b"x" * 3_000_000, headers=headers)
+            assert (answer.status_code, "Sign in" in answer.text) == (401, True)
+
+
+async def test_a_form_is_bounded_and_of_one_kind(database_url: str, durable_jobs_stack: DevStack) -> None:
+    async with calling(settings_for(database_url, durable_jobs_stack, http_tokens="required")) as client:
+        large = await client.post("/console/sign-in", data={"token": "x" * (1024 * 1024 + 1)})
+        assert large.status_code == 413
+        filed = await client.post("/console/sign-in", files={"token": ("secret.txt", b"dj_x")})
+        assert filed.status_code == 422
+        headers = {"content-type": "application/x-www-form-urlencoded"}
+        odd = await client.post("/console/sign-in", content=b"token=%ED%A0%80%00", headers=headers)
+        assert odd.status_code == 401
+
+
+async def test_a_cookie_behind_a_proxy_that_ends_tls_is_for_tls_alone(
+    database_url: str, service: DurableJobService, durable_jobs_stack: DevStack
+) -> None:
+    secret = await token(service, TokenRole.READER, "acme")
+    async with calling(settings_for(database_url, durable_jobs_stack, http_tokens="required")) as client:
+        for headers, secure in (({}, False), ({"x-forwarded-proto": "https"}, True)):
+            answer = await client.post("/console/sign-in", data={"token": secret}, headers=headers)
+            assert ("secure" in answer.headers["set-cookie"].lower()) is secure
+
+
+async def test_the_overview_shows_what_the_token_is_for(
+    database_url: str, service: DurableJobService, durable_jobs_stack: DevStack, spec: Specs, queue: str
+) -> None:
+    """Not other organizations' workers; and to a token of some projects no queue, worker or job of the others."""
+    escalated = await uncertain(service, spec)
+    for name, organizations in (("host-of-globex", ["globex"]), ("host-of-all", None)):
+        await service.register_worker(
+            name, host=name, pid=1, version="1", queue=queue, job_types=["probe"], organizations=organizations
+        )
+    async with visiting(service, database_url, durable_jobs_stack, TokenRole.READER) as client:
+        page = (await client.get("/console")).text
+        assert ("host-of-all" in page, "host-of-globex" in page) == (True, False)
+    _, secret = await service.create_token("t", TokenRole.READER, "acme", projects=["beta"])
+    async with calling(settings_for(database_url, durable_jobs_stack, http_tokens="required")) as client:
+        await client.post("/console/sign-in", data={"token": secret})
+        page = (await client.get("/console")).text
+    assert "Nothing stands before an operator" in page
+    for hidden in ("host-of-all", queue, str(escalated), "<h2>Queues"):
+        assert hidden not in page
+
+
+async def test_what_needs_a_person_is_found_among_many(
+    database_url: str, service: DurableJobService, durable_jobs_stack: DevStack, spec: Specs
+) -> None:
+    """Also a queued job that nobody hosts, behind more uncertain ones than the page shows."""
+    await many_uncertain(service, [spec() for _ in range(60)])
+    queued = (await service.create_job(spec())).job
+    assert await service.escalate_job(queued, "NOT_HOSTED: nobody hosts it", "worker")
+    async with visiting(service, database_url, durable_jobs_stack, TokenRole.READER) as client:
+        page = (await client.get("/console")).text
+        assert page.index(str(queued.id)) < page.index("uncertain; the next sweep looks at it")
+        assert (await client.get("/api/v1/jobs", params={"escalated": True})).status_code == 401
+
+
+async def test_a_pause_that_stands_is_not_called_resumed(
+    database_url: str, service: DurableJobService, durable_jobs_stack: DevStack, spec: Specs, queue: str
+) -> None:
+    await service.create_job(spec())
+    await service.pause_queue(queue, actor="the deployer", reason="an upgrade")
+    async with visiting(service, database_url, durable_jobs_stack, TokenRole.OPERATOR) as client:
+        form = {"csrf": csrf_in(await client.get("/console")), "queue": queue, "job_type": "probe", "reason": "over"}
+        answer = await client.post("/console/queues/resume", data=form, follow_redirects=True)
+        assert "no pause of yours stood there" in answer.text

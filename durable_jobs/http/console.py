@@ -7,6 +7,7 @@ API. Every form carries a value derived from that token, which another site can'
 import hashlib
 import json
 import secrets
+from collections.abc import Callable, Coroutine
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,6 +16,7 @@ from uuid import UUID
 
 from fastapi import APIRouter, Depends, Form, Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
+from fastapi.routing import APIRoute
 from fastapi.templating import Jinja2Templates
 
 from durable_jobs.contract.errors import DurableJobsError, InvalidInput
@@ -22,8 +24,10 @@ from durable_jobs.contract.models import Job, TokenRole
 from durable_jobs.contract.states import UNRESOLVED, JobStatus
 from durable_jobs.contract.verbs import legal_verbs
 from durable_jobs.http.access import Principal, require_loopback, visible_job
+from durable_jobs.http.doors import bounded_body
 from durable_jobs.http.problems import Forbidden
-from durable_jobs.http.state import Api, TheApi
+from durable_jobs.http.queues import serving
+from durable_jobs.http.state import Api, TheApi, api_of
 from durable_jobs.service import RecheckFilter
 from durable_jobs.temporal.messages import workflow_id
 
@@ -32,7 +36,39 @@ ATTENTION = 50
 _LOCAL_SECRET = secrets.token_urlsafe(32)
 """Where the API asks for no token: this process's own."""
 
-router = APIRouter(prefix="/console", include_in_schema=False)
+MAX_FORM_BYTES = 1024 * 1024
+"""The largest form: a result or evidence that somebody pastes."""
+_SIGN_IN = "/console/sign-in"
+
+
+class ConsoleRoute(APIRoute):
+    """Finds out who asks before it reads a form, which is bounded and of one media type."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def enter(request: Request) -> Response:
+            if self.path != _SIGN_IN:
+                request.state.session = await session_of(request, api_of(request))
+            return await handle(await _read_form(request) if request.method == "POST" else request)
+
+        return enter
+
+
+async def _read_form(request: Request) -> Request:
+    """Raises `BodyTooLarge`, `InvalidInput`."""
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != "application/x-www-form-urlencoded":
+        raise InvalidInput.at("(whole)", "must be a form, application/x-www-form-urlencoded")
+    body = await bounded_body(request, MAX_FORM_BYTES)
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return Request(request.scope, receive)
+
+
+router = APIRouter(prefix="/console", include_in_schema=False, route_class=ConsoleRoute)
 templates = Jinja2Templates(Path(__file__).parent / "templates")
 
 
@@ -67,7 +103,13 @@ async def session_of(request: Request, api: TheApi) -> Session:
     return Session(Principal.of_token(token), secret, signed_in=True)
 
 
-Here = Annotated[Session, Depends(session_of)]
+async def _found(request: Request) -> Session:
+    """The session that `ConsoleRoute` found."""
+    session: Session = request.state.session
+    return session
+
+
+Here = Annotated[Session, Depends(_found)]
 Csrf = Annotated[str, Form()]
 
 
@@ -82,7 +124,8 @@ async def sign_in(request: Request, api: TheApi, token: Annotated[str, Form()]) 
         refused = {"refused": "No live token has this secret."}
         return templates.TemplateResponse(request, "sign_in.html", refused, status_code=401)
     answer = RedirectResponse("/console", status_code=303)
-    secure = request.url.scheme == "https"
+    # A proxy that ends TLS says so; who claims it falsely gets a cookie that is kept back from plain HTTP.
+    secure = "https" in (request.url.scheme, request.headers.get("x-forwarded-proto"))
     answer.set_cookie(COOKIE, token.strip(), path="/console", httponly=True, samesite="strict", secure=secure)
     return answer
 
@@ -97,15 +140,17 @@ async def sign_out(here: Here, csrf: Csrf) -> Response:
 
 @router.get("")
 async def overview(request: Request, api: TheApi, here: Here, said: str = "") -> Response:
-    """What needs a person first; queues; workers."""
-    stale = api.settings.worker_stale_seconds
-    workers = await api.service.list_workers()
+    """What needs a person first; for a token of the whole organization its queues and workers."""
     values: dict[str, Any] = {
         "attention": await _attention(api, here.who),
-        "queues": await api.service.list_queues(organization=here.who.organization, stale_seconds=stale),
-        "workers": [(worker, str(worker.state(stale))) for worker in workers],
-        "may_switch": here.who.role is TokenRole.OPERATOR and here.who.projects is None,
+        "whole": here.who.projects is None,
+        "may_switch": here.who.role is TokenRole.OPERATOR,
     }
+    if here.who.projects is None:
+        stale = api.settings.worker_stale_seconds
+        workers = await serving(api, here.who)
+        values["queues"] = await api.service.list_queues(organization=here.who.organization, stale_seconds=stale)
+        values["workers"] = [(worker, str(worker.state(stale))) for worker in workers]
     return await _page(request, api, here, "overview.html", said=said, **values)
 
 
@@ -191,18 +236,26 @@ async def switch_queue(
     here.require(TokenRole.OPERATOR, csrf)
     here.who.require_whole_organization()
     scope = {"actor": here.who.actor, "reason": reason, "organization": here.who.organization}
+    said = f"{job_type} on {queue}: {action}d."
     if action == "pause":
         await api.service.pause_queue(queue, job_type, **scope)
+    elif await api.service.resume_queue(queue, job_type, **scope):
+        await api.jobs.wake_due(queue, job_type, organization=here.who.organization)
     else:
-        await api.jobs.resume_queue(queue, job_type, **scope)
-    said = f"{job_type} on {queue}: {action}d."
+        said = f"{job_type} on {queue}: no pause of yours stood there; the deployer's, or that of the queue, stands."
     return RedirectResponse(f"/console?{urlencode({'said': said})}", status_code=303)
 
 
 async def _attention(api: Api, who: Principal) -> list[Job]:
-    """Escalated jobs first, then uncertain ones, the oldest of each first."""
-    page = await api.service.list_jobs(organization=who.organization, statuses=sorted(UNRESOLVED), limit=1000)
-    found = [job for job in page.items if who.sees(job)]
+    """Escalated jobs first, then uncertain ones, those created first before the others."""
+    found: list[Job] = []
+    kinds: tuple[dict[str, Any], ...] = ({"escalated": True}, {"escalated": False, "statuses": sorted(UNRESOLVED)})
+    for wanted in kinds:
+        for project in who.within(None):
+            page = await api.service.list_jobs(
+                organization=who.organization, project=project, limit=ATTENTION, **wanted
+            )
+            found += page.items
     return sorted(found, key=lambda job: (job.escalated_at is None, job.escalated_at or job.created_at))[:ATTENTION]
 
 

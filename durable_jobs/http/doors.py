@@ -57,7 +57,7 @@ class _ReadRequest(Request):
         media_type = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
         if media_type != "application/json" and not (media_type[:12] == "application/" and media_type[-5:] == "+json"):
             raise NotJson
-        body = await _body(request)
+        body = await bounded_body(request, MAX_BODY_BYTES)
         headers = [pair for pair in request.scope["headers"] if pair[0] != b"content-type"]
         scope = {**request.scope, "headers": [*headers, (b"content-type", b"application/json")]}
         read = cls(scope, request.receive)
@@ -72,9 +72,9 @@ class _ReadRequest(Request):
         return self._read
 
 
-async def _body(request: Request) -> bytes:
-    """All of it, unless it is too large."""
-    too_large = BodyTooLarge.at("(whole)", f"must be at most {MAX_BODY_BYTES} bytes")
+async def bounded_body(request: Request, limit: int) -> bytes:
+    """All of it. Raises `BodyTooLarge`."""
+    too_large = BodyTooLarge.at("(whole)", f"must be at most {limit} bytes")
     announced = request.headers.get("content-length", "")
     if announced.isdecimal() and int(announced) > _DRAINED_BYTES:
         raise too_large
@@ -84,10 +84,10 @@ async def _body(request: Request) -> bytes:
         size += len(chunk)
         if size > _DRAINED_BYTES:
             break
-        if size <= MAX_BODY_BYTES:
+        if size <= limit:
             chunks.append(chunk)
         else:
             chunks.clear()
-    if size > MAX_BODY_BYTES:
+    if size > limit:
         raise too_large
     return b"".join(chunks)

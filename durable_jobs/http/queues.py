@@ -119,11 +119,7 @@ async def resume_queue(queue: Annotated[StoredQueue, Path()], body: QueueSwitch,
 @reading.get("/workers")
 async def list_workers(who: Who, api: TheApi) -> Workers:
     """The workers that serve the organization; and what it has queued where none ever served."""
-    workers = [
-        worker
-        for worker in await api.service.list_workers()
-        if worker.organizations is None or who.organization in worker.organizations
-    ]
+    workers = await serving(api, who)
     hosted = {(worker.queue, job_type) for worker in workers for job_type in worker.job_types}
     return Workers(
         items=[WorkerView.of(worker, api.settings.worker_stale_seconds) for worker in workers],
@@ -133,6 +129,12 @@ async def list_workers(who: Who, api: TheApi) -> Workers:
             if (each.queue, each.job_type) not in hosted
         ],
     )
+
+
+async def serving(api: Api, who: Principal) -> list[WorkerRecord]:
+    """The workers that serve the principal's organization."""
+    workers = await api.service.list_workers()
+    return [each for each in workers if each.organizations is None or who.organization in each.organizations]
 
 
 async def _overview(api: Api, who: Principal) -> list[QueueOverview]:
