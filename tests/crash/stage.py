@@ -182,7 +182,9 @@ async def scene(stage: Stage) -> AsyncIterator[Scene]:
     url = stage.database_url.rpartition("/")[0] + f"/{database}"
     try:
         async with (
-            httpx.AsyncClient(base_url=stage.provider_url, timeout=30) as http,
+            httpx.AsyncClient(
+                base_url=stage.provider_url, timeout=30, limits=httpx.Limits(max_keepalive_connections=0)
+            ) as http,
             await _connected(url, stage.temporal) as jobs,
         ):
 

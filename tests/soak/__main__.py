@@ -189,7 +189,7 @@ async def soak(
             }
             fleet = Fleet(folder, environment, stack, arguments.workers)
             async with (
-                httpx.AsyncClient(base_url=url, timeout=30) as http,
+                httpx.AsyncClient(base_url=url, timeout=30, limits=httpx.Limits(max_keepalive_connections=0)) as http,
                 await DurableJobs.connect(stack.database_url, temporal, pool_size=20) as jobs,
             ):
                 (await http.put("/rules", json=provider_rules())).raise_for_status()
