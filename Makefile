@@ -51,7 +51,7 @@ spec: $(READY) ## TLC over the model of one job in spec/, and its mutants; needs
 spec-deep: $(READY) ## the same with larger bounds and three workers, at leisure; ARGS="--seconds 3600"
 	$(BIN)/python spec/check.py --deep $(ARGS)
 
-trails: $(READY) ## the suite, its event trails recorded, and each of them checked to be a behaviour of the model
+trails: $(READY) $(AIMOCK_READY) ## the suite, its event trails recorded, and each of them checked to be a behaviour of the model
 	rm -rf build/trails
 	DURABLE_JOBS_TRAILS=build/trails $(BIN)/python -m pytest -n 4 --dist loadfile $(ARGS)
 	$(BIN)/python -m tests.spec_trails build/trails

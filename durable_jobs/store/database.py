@@ -51,6 +51,10 @@ CONNECT_ARGS: dict[str, Any] = {
 ANSWER_SECONDS = 35.0
 """How long one round trip may take: longer than any statement may, so that a server which is there has answered."""
 
+PATIENCE_SECONDS = 40.0
+"""How long a broken connection is followed by another try: once more after a server that was there and did not answer,
+not five times."""
+
 PREPARE_ON_ASK = 1_000_000
 """On a direct connection a statement is prepared where `fetch` is asked to, and never for being frequent."""
 _CHANGED_PLAN = "0A000"
@@ -133,8 +137,7 @@ class Database:
         database is away, out of connections, read-only, or a lock or statement took too long.
         """
         engine = self._control if control else self._jobs
-        # A server that is there, but can't answer, is not asked five times for as long each.
-        patience = asyncio.get_running_loop().time() + ANSWER_SECONDS
+        patience = asyncio.get_running_loop().time() + PATIENCE_SECONDS
         for attempt in range(1, _TRIES + 1):
             connected = committing = broken = False
             try:
