@@ -76,7 +76,7 @@ SweepNeverDispatches ==
 \* one over the other.
 OneWinner ==
     [][LET won == {"completed", "cancelled"} IN
-        row'.status \in won /\ ev'.name \notin {"", "escalated", "heartbeat"} => row.status \notin won]_vars
+        row'.status \in won /\ ev'.name \notin {"", "escalated", "escalated:cleared", "heartbeat"} => row.status \notin won]_vars
 
 -----------------------------------------------------------------------------
 (* 6. Every accepted job settles or stands before an operator, given a live worker, Postgres and Temporal: claims that

@@ -42,6 +42,7 @@ def app_worker(product_url: str, temporal_client: Client, queue: str) -> AppWork
         reconcile_seconds: float = 1,
         queue: str = queue,
         organizations: list[str] | None = None,
+        slots: int | None = None,
         **settings: Any,
     ) -> AsyncIterator[Worker]:
         async with application(AppSettings(**({"isolation": STRONGEST} | settings)), product_url) as hosted:
@@ -57,6 +58,7 @@ def app_worker(product_url: str, temporal_client: Client, queue: str) -> AppWork
                 task_queue=queue,
                 workflows=PRODUCT,
                 activities=hosted.activities,
+                max_concurrent_activities=slots,
                 plugins=[plugin],
             ) as running:
                 yield running
