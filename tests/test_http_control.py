@@ -353,6 +353,13 @@ async def test_every_change_wakes_its_workflow(
         await post(client, path, body)
         assert woken == [job_id], path
 
+    claim = await claimed(service, spec())
+    await service.renew_lease(claim)
+    await service.complete_job(claim, {}, follow_up_problem="FOLLOW_UPS_FAILED: it raised")
+    woken.clear()
+    await post(client, f"{JOBS}/{claim.job_id}/recheck", WHY)
+    assert woken == []  # its workflow has closed: to wake it would open another
+
     due = [failed.job_id, interrupted.job_id, (await service.create_job(spec())).job.id]
     await service.create_job(spec(organization="other"))
     await service.create_job(spec(scheduled_at=datetime.now(UTC) + timedelta(days=1)))

@@ -14,7 +14,7 @@ from durable_jobs.cli import tables
 from durable_jobs.cli.connection import with_jobs
 from durable_jobs.cli.output import JsonOption, fail, say
 from durable_jobs.client import DurableJobs
-from durable_jobs.contract.errors import IllegalTransition
+from durable_jobs.contract.errors import Refused
 from durable_jobs.contract.models import Job, JobAttempt, JobEvent
 from durable_jobs.contract.states import JobStatus
 from durable_jobs.service import RecheckFilter
@@ -213,7 +213,7 @@ def recheck(
         taken = await jobs.service.recheck_job(wanted, actor, reason)
         if job_id is not None and not taken:
             job = await jobs.service.get_job(job_id)
-            raise IllegalTransition(f"job {job.id} is {job.status}, and does not stand before an operator")
+            raise Refused(f"job {job.id} is {job.status}, and does not stand before an operator")
         return taken
 
     taken = with_jobs(as_json, take_back)

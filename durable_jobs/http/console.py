@@ -211,7 +211,7 @@ async def act(
                 said = "It is queued again."
             case "recheck":
                 await api.service.recheck_job(RecheckFilter(job_id=job_id), actor, reason)
-                said = "It goes back into the sweep."
+                said = "It stands before the operator no more."
             case "resolve":
                 outcome = _object("result", result) if result.strip() else None
                 await handle.resolve(JobStatus(verdict), _object("evidence", evidence), actor, result=outcome)

@@ -55,17 +55,18 @@ async def resolve_job(job_id: UUID, body: Resolution, who: Who, api: TheApi) -> 
 
 @operating.post("/jobs/{job_id}/recheck", responses=_ANSWERS)
 async def recheck_job(job_id: UUID, body: Reasoned, who: Who, api: TheApi) -> JobView:
-    """Send an escalated job back into the sweep."""
+    """Take an escalated job from before the operator; an uncertain one goes back into the sweep."""
     job = await visible_job(api, who, job_id)
     if not await api.service.recheck_job(RecheckFilter(job_id=job_id), who.actor, body.reason):
         raise Refused(f"job {job_id} is {job.status} and stands before no operator: nothing to check again")
-    await api.jobs.handle(job_id).wake()
+    if not job.status.is_settled:  # a settled one's workflow has closed: to wake it would open another
+        await api.jobs.handle(job_id).wake()
     return await _now(api, who, job_id)
 
 
 @operating.post("/jobs/recheck", responses=documented(413, 415))
 async def recheck_jobs(body: Recheck, who: Who, api: TheApi) -> Rechecked:
-    """Send all escalated jobs of a filter back into the sweep, within the token's projects."""
+    """Take all escalated jobs of a filter from before the operator, within the token's projects."""
     wanted = body.filter.model_dump(exclude_none=True)
     if not wanted:
         raise InvalidInput.at("filter", "must name at least one field")

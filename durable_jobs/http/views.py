@@ -201,4 +201,4 @@ class CancelAnswer(View):
 
 class Rechecked(View):
     job_ids: list[UUID]
-    """The jobs sent back into the sweep."""
+    """The jobs taken from before the operator; uncertain ones are back in the sweep."""

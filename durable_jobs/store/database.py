@@ -67,6 +67,8 @@ _OWN = "durable_jobs_own"
 """Marks the connections of our own pools, as an execution option."""
 _DIRECT = "durable_jobs_direct"
 """Whether a pooled connection is one to the server itself, in its `info`."""
+_STALE = {_CHANGED_PLAN, _READ_ONLY, *_FOREIGN_PLANS}
+"""The connection is sound, and of no more use."""
 _LOST_RACES = {"40001", "40P01"}
 _UNAVAILABLE = {_READ_ONLY, "25P03", "55P03"}
 """A server that only reads, a session that sat idle for too long, a lock that was not to be had."""
@@ -228,11 +230,7 @@ async def _let_prepare(driver: psycopg.AsyncConnection[Any]) -> bool:
 
 async def _give_up(connection: AsyncConnection, driver: psycopg.AsyncConnection[Any], error: BaseException) -> bool:
     """Roll back, or where the connection is of no more use have the pool forget it; whether it is so."""
-    stale = isinstance(error, psycopg.Error | DBAPIError) and sqlstate(error) in {
-        _CHANGED_PLAN,
-        _READ_ONLY,
-        *_FOREIGN_PLANS,
-    }
+    stale = isinstance(error, psycopg.Error | DBAPIError) and sqlstate(error) in _STALE
     try:
         await driver.rollback()
     except psycopg.Error:

@@ -22,7 +22,7 @@ from tests.crash import points, worker
 from tests.crash.shapes import GRACE_SECONDS, RECONCILE_SECONDS, STORIES
 from tests.probes import execute
 from tests.processes.harness import until
-from tests.soak.clients import Clients
+from tests.soak.clients import Clients, asking
 from tests.soak.shapes import provider_rules
 
 ENDING_SECONDS = 25.0
@@ -182,9 +182,7 @@ async def scene(stage: Stage) -> AsyncIterator[Scene]:
     url = stage.database_url.rpartition("/")[0] + f"/{database}"
     try:
         async with (
-            httpx.AsyncClient(
-                base_url=stage.provider_url, timeout=30, limits=httpx.Limits(max_keepalive_connections=0)
-            ) as http,
+            asking(stage.provider_url) as http,
             await _connected(url, stage.temporal) as jobs,
         ):
 

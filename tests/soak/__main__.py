@@ -29,7 +29,6 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import httpx
 from temporalio.client import Client
 from temporalio.runtime import LoggingConfig, Runtime, TelemetryConfig, TelemetryFilter
 from temporalio.service import RPCError
@@ -40,7 +39,7 @@ from durable_jobs.dev import DATABASE_URL_VARIABLE, TEMPORAL_ADDRESS_VARIABLE
 from examples.research.processes import Children
 from tests.servers import own_servers, scratch_folder
 from tests.soak.checks import Found, ask_provider, read_tables, told_to_clients, trails_that_differ, violations
-from tests.soak.clients import Clients, is_open
+from tests.soak.clients import Clients, asking, is_open
 from tests.soak.faults import Fault, Fleet, draw_plan
 from tests.soak.shapes import draw_specs, provider_rules
 
@@ -189,7 +188,7 @@ async def soak(
             }
             fleet = Fleet(folder, environment, stack, arguments.workers)
             async with (
-                httpx.AsyncClient(base_url=url, timeout=30, limits=httpx.Limits(max_keepalive_connections=0)) as http,
+                asking(url) as http,
                 await DurableJobs.connect(stack.database_url, temporal, pool_size=20) as jobs,
             ):
                 (await http.put("/rules", json=provider_rules())).raise_for_status()

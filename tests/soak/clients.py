@@ -23,6 +23,11 @@ SETTLED_SECONDS = 2.0
 Key = tuple[str, str, str]
 
 
+def asking(provider_url: str) -> httpx.AsyncClient:
+    """A client of the provider, without connections that are kept: a question may not meet one that is being closed."""
+    return httpx.AsyncClient(base_url=provider_url, timeout=30, limits=httpx.Limits(max_keepalive_connections=0))
+
+
 class Clients:
     """Their calls are repeated while the database is away, as the typed error asks; any other error is a problem."""
 
