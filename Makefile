@@ -38,9 +38,11 @@ dev: $(READY) ## Postgres and a Temporal server with its UI, until Ctrl-C
 	$(BIN)/durable-jobs dev
 
 # Most tests wait for servers rather than for a core: four processes, each with servers of its own. What failed is run
-# once more by itself: machines are shared, and a server that started too slowly is no defect.
+# once more by itself: machines are shared, and a server that started too slowly is no defect. A run that did not get
+# to its end (any other exit status than 1) has no second chance.
 test: $(READY) $(AIMOCK_READY) ## the test suite, against real servers
-	$(BIN)/python -m pytest -n 4 --dist loadfile $(ARGS) || $(BIN)/python -m pytest --last-failed --last-failed-no-failures none
+	$(BIN)/python -m pytest -n 4 --dist loadfile $(ARGS) \
+		|| { [ $$? -eq 1 ] && $(BIN)/python -m pytest --last-failed --last-failed-no-failures none; }
 
 soak: $(READY) ## many jobs over three workers while processes and servers die, and all invariants; ARGS="--seed 7"
 	$(BIN)/python -m tests.soak $(ARGS)

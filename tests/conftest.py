@@ -1,6 +1,8 @@
 """Fixtures of the suite: real servers, a fresh database for each test, and the trail checker over all that it holds."""
 
-from collections.abc import AsyncIterator, Callable
+import asyncio
+import gc
+from collections.abc import AsyncIterator, Callable, Generator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import Any
 from uuid import uuid4
@@ -19,6 +21,24 @@ pytest_plugins = ["durable_jobs.testing"]
 
 Workers = Callable[..., AbstractAsyncContextManager[Worker]]
 Specs = Callable[..., JobSpec]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: object, error: object | None) -> None:
+    """A process of tests that dies ends the run: the tests it had left would not be missed by anyone."""
+    if error:
+        pytest.exit(f"{node} died: {error}", returncode=pytest.ExitCode.INTERNAL_ERROR)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A test that ran out of its time says what each of its tasks was waiting for."""
+    report = yield
+    if call.excinfo is not None and "Timeout" in str(call.excinfo.value):
+        for task in [found for found in gc.get_objects() if isinstance(found, asyncio.Task) and not found.done()]:
+            frames = [f"{frame.f_code.co_filename}:{frame.f_lineno}" for frame in task.get_stack()]
+            report.sections.append((f"task {task.get_name()}", "\n".join([repr(task.get_coro()), *frames])))
+    return report
 
 
 @pytest_asyncio.fixture
