@@ -12,12 +12,18 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import pytest
+from temporalio.api.taskqueue.v1 import TaskQueue
+from temporalio.api.workflowservice.v1 import DescribeTaskQueueRequest
+from temporalio.client import Client
+from temporalio.worker import Worker
 
-from durable_jobs import JobHandle
+from durable_jobs import DurableJobsPlugin, JobHandle
 from durable_jobs.dev import DevStack
-from tests.probes import outage
+from durable_jobs.temporal.schedule import reconciliation_queue
+from tests.probes import eventually, outage
 from tests.processes.harness import Scene, WorkerProcess
 from tests.support import row_locked
+from tests.test_happy_path import Sends
 
 pytest_plugins = ["tests.processes.fixtures"]
 
@@ -67,6 +73,29 @@ async def test_the_process_ends_once_every_outcome_is_written(
     assert [job.lease_generation for job in jobs] == [1, 1, 1]
     assert [await scene.outcomes(handle.id) for handle in handles] == [["completed"], ["indeterminate"], ["released"]]
     assert [await scene.provider.sends(handle.id) for handle in handles] == [1, 1, 0]
+
+
+def test_an_event_loop_that_ends_takes_its_worker_with_it(
+    durable_jobs_stack: DevStack, database_url: str, queue: str
+) -> None:
+    """A program whose main function returns, or fails, beside a worker that it never shut down: it ends."""
+    running: list[asyncio.Task[None]] = []
+
+    async def main() -> None:
+        temporal = await Client.connect(durable_jobs_stack.temporal_address)
+        plugin = DurableJobsPlugin(database_url, [Sends()], grace_seconds=1)
+        running.append(asyncio.create_task(Worker(temporal, task_queue=queue, plugins=[plugin]).run()))
+        asked = DescribeTaskQueueRequest(
+            namespace=temporal.namespace, task_queue=TaskQueue(name=reconciliation_queue(queue))
+        )
+
+        async def polls() -> bool:
+            return bool((await temporal.workflow_service.describe_task_queue(asked)).pollers)
+
+        await eventually(polls, "the worker of the sweeps")
+
+    asyncio.run(main())
+    assert running[0].cancelled()
 
 
 async def test_a_rolling_restart_loses_and_repeats_nothing(scene: Scene) -> None:

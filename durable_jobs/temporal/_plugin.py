@@ -244,9 +244,11 @@ class _Host(JobActivities):
             self._keeping_schedule.cancel()
         await self._listener.stop()
         if self._sweeping is not None:
-            if self._sweeper is not None:
-                await self._sweeper.shutdown()
+            # Waited for by its task: `shutdown()` would never return where that was cancelled, as by the end of a loop.
+            ending = asyncio.create_task(self._sweeper.shutdown()) if self._sweeper is not None else None
             await asyncio.wait({self._sweeping})
+            if ending is not None:
+                ending.cancel()
         await self._keeper.stop()
         with contextlib.suppress(DurableJobsError):  # a record left behind goes stale by itself
             await self._service.stop_worker(self.worker_id)
