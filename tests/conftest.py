@@ -1,7 +1,9 @@
 """Fixtures of the suite: real servers, a fresh database for each test, and the trail checker over all that it holds."""
 
 import asyncio
+import faulthandler
 import gc
+import sys
 from collections.abc import AsyncIterator, Callable, Generator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import Any
@@ -27,7 +29,7 @@ Specs = Callable[..., JobSpec]
 def pytest_testnodedown(node: object, error: object | None) -> None:
     """A process of tests that dies ends the run: the tests it had left would not be missed by anyone."""
     if error:
-        pytest.exit(f"{node} died: {error}", returncode=pytest.ExitCode.INTERNAL_ERROR)
+        pytest.exit(f"{node} died: {error}", returncode=pytest.ExitCode.INTERRUPTED)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -39,6 +41,13 @@ def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> Generator[None, py
             frames = [f"{frame.f_code.co_filename}:{frame.f_lineno}" for frame in task.get_stack()]
             report.sections.append((f"task {task.get_name()}", "\n".join([repr(task.get_coro()), *frames])))
     return report
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_exception_interact(call: pytest.CallInfo[None]) -> None:
+    """One that ran out of its time and then can't be torn down either ends its process."""
+    if call.excinfo is not None and "Timeout" in str(call.excinfo.value):
+        faulthandler.dump_traceback_later(120, exit=True, file=sys.__stderr__)
 
 
 @pytest_asyncio.fixture

@@ -14,7 +14,7 @@ import pytest
 from temporalio.client import Client, WorkflowExecutionStatus
 from temporalio.service import RPCError, RPCStatusCode
 
-from durable_jobs import DurableJobs, JobContext, JobHandle, JobStatus
+from durable_jobs import DurableJobs, JobContext, JobHandle, JobSpec, JobStatus
 from durable_jobs.dev import DevStack
 from durable_jobs.temporal.launch import Launcher
 from tests.conftest import Specs, Workers
@@ -172,11 +172,15 @@ async def sent_once(job: JobContext, provider: Provider) -> Any:
 
 
 async def workflow_closes(client: Client, handle: JobHandle) -> None:
-    """Returns once the job's workflow has completed; Temporal may still be starting."""
+    """Returns once the job's workflow has completed; Temporal may still be starting.
+
+    Where the attempt's answer was lost to the outage, Temporal learns it by its heartbeat timeout, after a lease.
+    """
 
     async def look() -> bool:
         with contextlib.suppress(RPCError):
             return await workflow_status(client, handle.id) is WorkflowExecutionStatus.COMPLETED
         return False
 
-    await eventually(look, f"workflow of {handle.id} completed", timeout=40)
+    lease_seconds = JobSpec.model_fields["lease_seconds"].default
+    await eventually(look, f"workflow of {handle.id} completed", timeout=40 + lease_seconds)

@@ -23,7 +23,7 @@ from tests.app.test_causal_audit import verdict
 from tests.app.test_replays import DATASET, PRODUCTION, counts, rows
 from tests.probes import eventually
 
-pytestmark = pytest.mark.proof
+pytestmark = [pytest.mark.proof, pytest.mark.timeout(1500)]
 
 EVALUATION = ["before evaluate", "after evaluate", "after record_execution", "before complete_job:evaluation"]
 REPLAY = [
