@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from durable_jobs.client import DurableJobs, JobHandle
     from durable_jobs.contract.envelope import ExecutionIdentity, ExecutionInput, GovernanceInput
     from durable_jobs.contract.errors import DurableJobsError, HaltUnsafe, JobFailed, JobOutcomeError
-    from durable_jobs.contract.models import Job, JobAttempt, JobError, JobEvent, LeaseStatus
+    from durable_jobs.contract.models import Job, JobAttempt, JobError, JobEvent, JobHead, LeaseStatus
     from durable_jobs.contract.provider import ProviderState
     from durable_jobs.contract.reconciliation import ReconciliationPolicy
     from durable_jobs.contract.specs import FollowUp, JobSpec
@@ -24,7 +24,7 @@ _HOMES = {
     "client": ("DurableJobs", "JobHandle"),
     "contract.envelope": ("ExecutionIdentity", "ExecutionInput", "GovernanceInput"),
     "contract.errors": ("DurableJobsError", "HaltUnsafe", "JobFailed", "JobOutcomeError"),
-    "contract.models": ("Job", "JobAttempt", "JobError", "JobEvent", "LeaseStatus"),
+    "contract.models": ("Job", "JobAttempt", "JobError", "JobEvent", "JobHead", "LeaseStatus"),
     "contract.reconciliation": ("ReconciliationPolicy",),
     "contract.specs": ("FollowUp", "JobSpec"),
     "contract.states": ("EventName", "JobStatus"),
@@ -56,6 +56,7 @@ __all__ = [
     "JobFailed",
     "JobHandle",
     "JobHandler",
+    "JobHead",
     "JobOutcomeError",
     "JobSpec",
     "JobStatus",

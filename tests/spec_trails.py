@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from durable_jobs import DurableJobService, Job
+from durable_jobs import DurableJobService, JobHead
 from durable_jobs.contract.models import JobEvent
 from durable_jobs.contract.states import EventName
 from spec.check import tlc
@@ -40,7 +40,7 @@ class OutsideTheModel(Exception):
     """The trail is of a verb that the model leaves out."""
 
 
-def trail_of(job: Job, events: Sequence[JobEvent]) -> Trail:
+def trail_of(job: JobHead, events: Sequence[JobEvent]) -> Trail:
     """What the model shows of a trail. Repeated heartbeats are one. Raises `OutsideTheModel`."""
     kept: list[dict[str, Any]] = []
     for event in events:
@@ -104,7 +104,7 @@ def _append(directory: Path, lines: Sequence[str]) -> None:
         file.writelines(f"{line}\n" for line in lines)
 
 
-async def _events(service: DurableJobService, job: Job) -> list[JobEvent]:
+async def _events(service: DurableJobService, job: JobHead) -> list[JobEvent]:
     events: list[JobEvent] = []
     cursor: str | None = None
     while True:

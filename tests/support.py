@@ -29,6 +29,11 @@ async def unchecked(database_url: str) -> AsyncIterator[DurableJobService]:
         await database.close()
 
 
+async def all_jobs(service: DurableJobService) -> list[Job]:
+    """Every job of a small database, payload and result included, in the order of creation."""
+    return [await service.get_job(job.id) for job in (await service.list_jobs(limit=1000)).items]
+
+
 async def sql(service: DurableJobService, statement: str, **parameters: Any) -> list[dict[str, Any]]:
     """Run plain SQL in a transaction of its own."""
 

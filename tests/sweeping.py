@@ -8,7 +8,17 @@ from uuid import UUID
 
 from pydantic import BaseModel
 
-from durable_jobs import DurableJobService, FollowUp, Job, JobContext, JobError, JobHandler, JobSpec, ProviderState
+from durable_jobs import (
+    DurableJobService,
+    FollowUp,
+    Job,
+    JobContext,
+    JobError,
+    JobHandler,
+    JobHead,
+    JobSpec,
+    ProviderState,
+)
 from durable_jobs.contract.reconciliation import ReconciliationPolicy
 from durable_jobs.contract.summary import SweepSummary
 from durable_jobs.service.reconciliation import Handled
@@ -214,7 +224,7 @@ async def audit(service: DurableJobService, **where: Any) -> list[dict[str, Any]
     return [row for row in rows if all(row[name] == value for name, value in where.items())]
 
 
-async def many_uncertain(service: DurableJobService, specs: Sequence[JobSpec]) -> list[Job]:
+async def many_uncertain(service: DurableJobService, specs: Sequence[JobSpec]) -> list[JobHead]:
     """What `uncertain` makes, for each of the specs, in a few statements; the oldest first."""
     await service.create_jobs(specs)
     event = """
@@ -245,7 +255,7 @@ async def many_uncertain(service: DurableJobService, specs: Sequence[JobSpec]) -
             await connection.exec_driver_sql(step)
 
     await service.database.run(work)
-    found: list[Job] = []
+    found: list[JobHead] = []
     cursor: str | None = None
     while True:
         page = await service.list_jobs(after=cursor, limit=1000)

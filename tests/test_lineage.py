@@ -41,7 +41,7 @@ from tests.governing import (
     store_payload,
 )
 from tests.probes import ConsequentialProbe, Probe, Provider, eventually, until
-from tests.support import claimed, dispatched, reclaimed, sql
+from tests.support import all_jobs, claimed, dispatched, reclaimed, sql
 from tests.sweeping import LANDED, Parent, Report, follow_up, swept, uncertain
 
 Json = dict[str, Any]
@@ -65,7 +65,7 @@ def identity_of(job: Job) -> Json:
 
 async def children(service: DurableJobService, parent: UUID) -> dict[str, Job]:
     """The follow-ups of the job, by name."""
-    found = [job for job in (await service.list_jobs()).items if job.idempotency_key.startswith(f"{parent}:")]
+    found = [job for job in await all_jobs(service) if job.idempotency_key.startswith(f"{parent}:")]
     return {job.idempotency_key.removeprefix(f"{parent}:"): job for job in found}
 
 
@@ -385,7 +385,7 @@ async def test_run_job_fills_in_the_workflows_run(
             handle = await temporal_client.start_workflow(Product.run, given, id=uuid4().hex, task_queue=queue)
             assert await handle.result() == {"what": what}
             runs[what] = handle.result_run_id
-    rows = {job.payload["what"]: job for job in (await jobs.service.list_jobs()).items}
+    rows = {job.payload["what"]: job for job in await all_jobs(jobs.service)}
     assert identity_of(rows["the workflow's"]) == inherited(
         rows["the workflow's"], rows["the workflow's"], run=runs["the workflow's"], parent_job=None
     )

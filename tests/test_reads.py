@@ -31,6 +31,15 @@ async def test_jobs_are_listed_in_pages(service: DurableJobService, spec: Specs)
     assert await service.list_jobs(after=str(created[-1])) == Page(items=[])
 
 
+async def test_a_listing_holds_no_payloads_and_results(service: DurableJobService, spec: Specs) -> None:
+    """A page of a thousand jobs of the largest size would be eight gigabytes."""
+    job = await end_in(service, await claimed(service, spec()), JobStatus.COMPLETED)
+    assert job.payload
+    assert job.result
+    (listed,) = (await service.list_jobs()).items
+    assert listed.model_dump() == job.model_dump(exclude={"payload", "result"})
+
+
 async def test_a_page_is_not_moved_by_what_happens_meanwhile(service: DurableJobService, spec: Specs) -> None:
     created = [(await service.create_job(spec())).job.id for _ in range(4)]
     first = await service.list_jobs(limit=2)

@@ -34,7 +34,7 @@ from durable_jobs.workflow import run_job
 from tests.conftest import Specs, Workers
 from tests.governing import governance, governed, identity, resealed
 from tests.probes import Probe
-from tests.support import connection, dispatched
+from tests.support import all_jobs, connection, dispatched
 
 Json = dict[str, Any]
 
@@ -70,7 +70,7 @@ async def engine(database_url: str) -> AsyncIterator[AsyncEngine]:
 
 async def payloads(service: DurableJobService) -> list[Json]:
     """Every job's payload, in the order of creation."""
-    return [job.payload for job in (await service.list_jobs()).items]
+    return [job.payload for job in await all_jobs(service)]
 
 
 def in_order(payloads: Sequence[Json]) -> list[Json]:

@@ -15,7 +15,7 @@ from durable_jobs.cli.connection import with_jobs
 from durable_jobs.cli.output import JsonOption, fail, say
 from durable_jobs.client import DurableJobs
 from durable_jobs.contract.errors import Refused
-from durable_jobs.contract.models import Job, JobAttempt, JobEvent
+from durable_jobs.contract.models import Job, JobAttempt, JobEvent, JobHead
 from durable_jobs.contract.states import JobStatus
 from durable_jobs.service import RecheckFilter
 
@@ -224,8 +224,8 @@ def recheck(
 def escalated(organization: Organization = None, as_json: JsonOption = False) -> None:
     """What needs a person first: jobs that stand before an operator, in whatever status."""
 
-    async def read(jobs: DurableJobs) -> list[Job]:
-        found: list[Job] = []
+    async def read(jobs: DurableJobs) -> list[JobHead]:
+        found: list[JobHead] = []
         cursor: str | None = None
         while True:
             page = await jobs.service.list_jobs(organization=organization, escalated=True, after=cursor, limit=1000)

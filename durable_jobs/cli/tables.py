@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from durable_jobs.cli.connection import stale_seconds
-from durable_jobs.contract.models import Job, JobAttempt, JobEvent
+from durable_jobs.contract.models import Job, JobAttempt, JobEvent, JobHead
 from durable_jobs.contract.rules import encode_json
 from durable_jobs.contract.states import JobStatus
 from durable_jobs.contract.verbs import legal_verbs
@@ -44,7 +44,7 @@ def show(headings: Sequence[str], rows: Iterable[Sequence[object]], *, empty: st
     console().print(table if table.row_count else empty)
 
 
-def status(job: Job) -> Text:
+def status(job: JobHead) -> Text:
     word = Text(str(job.status), style=_COLOURS.get(job.status, ""))
     return word.append(" !", style="bold") if job.escalated_at else word
 
@@ -65,7 +65,7 @@ def duration(seconds: float) -> str:
     return f"{seconds:.0f} s"
 
 
-def jobs(found: Iterable[Job]) -> None:
+def jobs(found: Iterable[JobHead]) -> None:
     rows = (
         (
             job.id,

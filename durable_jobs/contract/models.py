@@ -44,8 +44,8 @@ class Claim(Record):
     generation: int
 
 
-class Job(Record):
-    """One row of the job table.
+class JobHead(Record):
+    """One row of the job table without its payload and result, which may be large: what a list of jobs gives.
 
     Each field: its meaning, its first value, and when it changes.
     """
@@ -56,7 +56,6 @@ class Job(Record):
     project_id: str
     queue: str
     job_type: str
-    payload: dict[str, Any]
     idempotency_key: str
     request_digest: str
     """SHA-256 of what makes two submissions the same request; SQL's `enqueue` takes one of its own kind, `sql:…`."""
@@ -98,7 +97,6 @@ class Job(Record):
     dispatched_generation: int | None
     operation_key: str | None
     """The key under which the provider was called; set with `dispatched_at`."""
-    result: dict[str, Any] | None
     error: JobError | None
     """The last failure, also while waiting for the next attempt; None on completion."""
     dead_lettered_at: datetime | None
@@ -128,6 +126,15 @@ class Job(Record):
             and self.lease_generation == claim.generation
             and self.status in ACTIVE
         )
+
+
+class Job(JobHead):
+    """One row of the job table."""
+
+    payload: dict[str, Any]
+    """As it was admitted, envelopes included."""
+    result: dict[str, Any] | None
+    """None until it completed."""
 
 
 class JobEvent(Record):

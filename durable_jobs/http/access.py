@@ -9,7 +9,7 @@ from uuid import UUID
 from fastapi import Depends, Request
 
 from durable_jobs.contract.errors import InvalidInput, JobNotFound
-from durable_jobs.contract.models import ApiToken, Job, TokenRole
+from durable_jobs.contract.models import ApiToken, Job, JobHead, TokenRole
 from durable_jobs.http.problems import Forbidden, LoopbackOnly, Unauthenticated
 from durable_jobs.http.state import Api, api_of
 from durable_jobs.settings import Settings, is_loopback
@@ -75,7 +75,7 @@ class Principal:
         if self.projects is not None:
             raise Forbidden("this concerns every project of the organization, the token does not")
 
-    def sees(self, job: Job) -> bool:
+    def sees(self, job: JobHead) -> bool:
         return job.organization_id == self.organization and (self.projects is None or job.project_id in self.projects)
 
 

@@ -20,7 +20,7 @@ from fastapi.routing import APIRoute
 from fastapi.templating import Jinja2Templates
 
 from durable_jobs.contract.errors import DurableJobsError, InvalidInput
-from durable_jobs.contract.models import Job, TokenRole
+from durable_jobs.contract.models import Job, JobHead, TokenRole
 from durable_jobs.contract.states import UNRESOLVED, JobStatus
 from durable_jobs.contract.verbs import legal_verbs
 from durable_jobs.http.access import Principal, require_loopback, visible_job
@@ -246,9 +246,9 @@ async def switch_queue(
     return RedirectResponse(f"/console?{urlencode({'said': said})}", status_code=303)
 
 
-async def _attention(api: Api, who: Principal) -> list[Job]:
+async def _attention(api: Api, who: Principal) -> list[JobHead]:
     """Escalated jobs first, then uncertain ones, those created first before the others."""
-    found: list[Job] = []
+    found: list[JobHead] = []
     kinds: tuple[dict[str, Any], ...] = ({"escalated": True}, {"escalated": False, "statuses": sorted(UNRESOLVED)})
     for wanted in kinds:
         for project in who.within(None):

@@ -10,7 +10,7 @@ from fastapi import Query, Request, Response
 
 from durable_jobs.contract.envelope import ExecutionInput, GovernanceInput
 from durable_jobs.contract.errors import FieldProblem, InvalidInput, JobOutcomeError, ResultTimeout
-from durable_jobs.contract.models import Job, TokenRole
+from durable_jobs.contract.models import JobHead, TokenRole
 from durable_jobs.contract.rules import key_problem
 from durable_jobs.contract.specs import JobSpec
 from durable_jobs.http.access import Principal, Who, visible_job
@@ -126,7 +126,7 @@ async def list_jobs(wanted: Annotated[JobFilter, Query()], who: Who, api: TheApi
             for state, status in CONTROL_STATUS.items()
             if (wanted.state is None or state in wanted.state) and (wanted.status is None or status in wanted.status)
         ]
-    jobs: list[Job] = []
+    jobs: list[JobHead] = []
     more = False
     for project in who.within(wanted.project):
         page = await api.service.list_jobs(

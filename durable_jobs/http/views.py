@@ -8,7 +8,7 @@ from uuid import UUID
 from pydantic import BaseModel, ConfigDict
 
 from durable_jobs.contract.envelope import EXECUTION, GOVERNANCE, raw_payload
-from durable_jobs.contract.models import Job, JobAttempt, JobError, JobEvent
+from durable_jobs.contract.models import Job, JobAttempt, JobError, JobEvent, JobHead
 from durable_jobs.contract.states import EventName, JobStatus
 
 
@@ -69,7 +69,7 @@ class JobSummary(View):
     escalation_reason: str | None
 
     @classmethod
-    def of(cls, job: Job) -> Self:
+    def of(cls, job: JobHead) -> Self:
         return cls(**_fields(job, cls))
 
 
@@ -100,9 +100,9 @@ class JobView(JobSummary):
     """The evidence that resolved an uncertain outcome, and by whom."""
 
 
-def _fields(job: Job, view: type[JobSummary]) -> dict[str, Any]:
-    row = {name: value for name, value in job if name in view.model_fields}
-    return row | {
+def _fields(job: JobHead, view: type[JobSummary]) -> dict[str, Any]:
+    fields = {name: value for name, value in job if name in view.model_fields}
+    fields |= {
         "job_id": job.id,
         "status": CONTROL_STATUS[job.status],
         "state": job.status,
@@ -111,10 +111,14 @@ def _fields(job: Job, view: type[JobSummary]) -> dict[str, Any]:
         "project": job.project_id,
         "intent": job.intent_number,
         "attempt": job.attempt_count,
-        "payload": raw_payload(job.payload),
-        "execution": _unsealed(job.payload.get(EXECUTION)),
-        "governance": _unsealed(job.payload.get(GOVERNANCE)),
     }
+    if isinstance(job, Job):
+        fields |= {
+            "payload": raw_payload(job.payload),
+            "execution": _unsealed(job.payload.get(EXECUTION)),
+            "governance": _unsealed(job.payload.get(GOVERNANCE)),
+        }
+    return fields
 
 
 def _unsealed(envelope: object) -> dict[str, Any] | None:

@@ -7,7 +7,7 @@ from typing import Any
 from uuid import UUID
 
 from durable_jobs.contract.errors import InvalidInput, UnknownEvent
-from durable_jobs.contract.models import Job, JobAttempt, JobEvent, Page
+from durable_jobs.contract.models import Job, JobAttempt, JobEvent, JobHead, Page
 from durable_jobs.contract.states import EventName, JobStatus
 from durable_jobs.contract.trail import differences
 from durable_jobs.service.base import ServicePart, require_json, require_text
@@ -58,10 +58,11 @@ class Reads(ServicePart):
         escalated: bool | None = None,
         after: str | None = None,
         limit: int = 100,
-    ) -> Page[Job]:
-        """Jobs in their order of creation; `escalated` ones stand before an operator, in whatever status.
+    ) -> Page[JobHead]:
+        """Jobs in their order of creation, without payloads and results, which may be large.
 
-        `after` is the previous page's `next_cursor`. Raises `InvalidInput`.
+        `escalated` ones stand before an operator, in whatever status. `after` is the previous page's `next_cursor`.
+        Raises `InvalidInput`.
         """
         limit = _limit(limit)
         jobs = await self.database.run(

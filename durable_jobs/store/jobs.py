@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from durable_jobs.contract.decisions import LAUNCH_CHECK_SECONDS, Change
 from durable_jobs.contract.errors import JobNotFound
-from durable_jobs.contract.models import Claim, Job, JobAttempt, JobEvent, LeaseStatus
+from durable_jobs.contract.models import Claim, Job, JobAttempt, JobEvent, JobHead, LeaseStatus
 from durable_jobs.contract.rules import encode_json
 from durable_jobs.contract.specs import JobSpec
 from durable_jobs.contract.states import EventName, JobStatus
@@ -242,9 +242,9 @@ class JobStore:
         escalated: bool | None,
         after: UUID | None,
         limit: int,
-    ) -> list[Job]:
+    ) -> list[JobHead]:
         """At most `limit` jobs by ascending id, which is their order of creation, after `after`."""
-        query = select(jobs).order_by(jobs.c.id).limit(limit)
+        query = select(*(jobs.c[name] for name in JobHead.model_fields)).order_by(jobs.c.id).limit(limit)
         equal = {jobs.c.organization_id: organization, jobs.c.project_id: project, jobs.c.queue: queue}
         for column, wanted in (equal | {jobs.c.job_type: job_type}).items():
             if wanted is not None:
@@ -256,7 +256,7 @@ class JobStore:
             query = query.where(stands.is_not(None) if escalated else stands.is_(None))
         if after is not None:
             query = query.where(jobs.c.id > after)
-        return [job_of(row) for row in (await connection.execute(query)).mappings()]
+        return [JobHead.model_validate(dict(row)) for row in (await connection.execute(query)).mappings()]
 
     async def list_events(
         self, connection: AsyncConnection, job_id: UUID, *, organization: str | None = None, after: int, limit: int

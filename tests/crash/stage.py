@@ -14,7 +14,7 @@ import httpx
 from temporalio.client import Client
 from temporalio.service import RPCError
 
-from durable_jobs import DurableJobs, Job
+from durable_jobs import DurableJobs, JobHead
 from durable_jobs.contract.errors import StoreUnavailable
 from durable_jobs.dev import DATABASE_URL_VARIABLE, TEMPORAL_ADDRESS_VARIABLE
 from durable_jobs.temporal.schedule import schedule_id
@@ -152,11 +152,11 @@ class Scene:
         await until(f"worker {started.pid} polls", came_so_far, POLLING_SECONDS)
         return started
 
-    async def all_jobs(self) -> list[Job]:
+    async def all_jobs(self) -> list[JobHead]:
         """Every job of the run, the oldest first."""
         return await self.clients.answered(self.clients.list_jobs)
 
-    async def job(self) -> Job:
+    async def job(self) -> JobHead:
         """The one that the story is about, the oldest."""
         return (await self.all_jobs())[0]
 

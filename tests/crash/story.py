@@ -13,7 +13,7 @@ import psycopg
 from temporalio.client import WorkflowExecutionStatus
 from temporalio.service import RPCError, RPCStatusCode
 
-from durable_jobs import Job, JobError, JobHandle, JobSpec, JobStatus
+from durable_jobs import JobError, JobHandle, JobHead, JobSpec, JobStatus
 from durable_jobs.contract.errors import StoreUnavailable
 from durable_jobs.contract.models import Claim
 from durable_jobs.contract.states import ACTIVE
@@ -24,7 +24,7 @@ from tests.crash.stage import CrashWorker, Scene, Stage, scene
 from tests.processes.harness import until
 from tests.soak.checks import REACHED, Found, ask_provider, read_tables, told_to_clients, trails_that_differ, violations
 from tests.soak.clients import OPERATOR, is_open
-from tests.soak.shapes import operation_key
+from tests.soak.shapes import key_of, operation_key
 from tests.support import until_lease_is_dead
 
 PATIENCE = 90.0
@@ -161,7 +161,7 @@ def _spec(present: Scene, story: Story) -> JobSpec:
         "project": "alpha",
         "queue": present.queue,
         "job_type": story.shape.job_type,
-        "idempotency_key": story.name,
+        "idempotency_key": key_of(story.name, story.shape.name),
         "payload": {"shape": story.shape.name, "question": QUESTION},
         "lease_seconds": LEASE_SECONDS,
         "timeout_seconds": 60.0,
@@ -208,7 +208,7 @@ async def _do(present: Scene, story: Story, worker: CrashWorker) -> None:
         worker.send(signal.SIGTERM)
 
 
-async def _cue(present: Scene, cue: Cue) -> Job | None:
+async def _cue(present: Scene, cue: Cue) -> JobHead | None:
     job = await present.job()
     came = job.lease_generation > 0 if cue == "claimed" else job.dispatched_at is not None
     return job if came or job.status.is_terminal else None

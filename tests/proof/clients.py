@@ -15,7 +15,7 @@ from uuid import UUID, uuid4
 
 import httpx
 
-from durable_jobs import DurableJobs, Job, JobSpec
+from durable_jobs import DurableJobs, Job, JobHead, JobSpec
 from durable_jobs.contract.errors import (
     CancellationRequested,
     DurableJobsError,
@@ -245,7 +245,7 @@ class RecordedClients(Clients):
         if chance.random() < 0.15:
             await asyncio.sleep(chance.uniform(0, DAWDLING_SECONDS))
 
-    async def _hand_jobs(self, *statuses: JobStatus) -> list[Job]:
+    async def _hand_jobs(self, *statuses: JobStatus) -> list[JobHead]:
         page = await self.jobs.service.list_jobs(queue=BY_HAND, statuses=statuses or None, limit=1000)
         return page.items
 
@@ -262,14 +262,15 @@ class RecordedClients(Clients):
                 for job in await self._hand_jobs(JobStatus.INDETERMINATE):
                     with suppress(NotResolvable):
                         await self._settle(name, job)
-                for job in await self._hand_jobs(JobStatus.COMPLETED):
-                    if job.follow_ups_due:
-                        await self.jobs.service.create_follow_ups_due(job, lambda _: ([], None), name)
+                for each in await self._hand_jobs(JobStatus.COMPLETED):
+                    if each.follow_ups_due:
+                        parent = await self.jobs.service.get_job(each.id)
+                        await self.jobs.service.create_follow_ups_due(parent, lambda _: ([], None), name)
                 for job in await self._hand_jobs(JobStatus.CLAIMED, JobStatus.RUNNING):
                     if job.cancel_requested_at is not None and not self._may_send(job):
                         await self._claim_by_id(name, job)
 
-    async def _claim_by_id(self, name: str, job: Job) -> None:
+    async def _claim_by_id(self, name: str, job: JobHead) -> None:
         """A lost one whose cancellation is requested is no claimer's next job: asked for by id, it lands."""
         token = uuid4()
         arguments = {"id": str(job.id), "worker": name, "token": str(token)}
@@ -282,10 +283,10 @@ class RecordedClients(Clients):
             lambda it: told(it.job) | {"granted": bool(it)} if it and it.job else None,
         )
 
-    def _may_send(self, job: Job) -> bool:
+    def _may_send(self, job: JobHead) -> bool:
         return any(claim.job_id == job.id for claim in self.sending)
 
-    async def _settle(self, name: str, job: Job) -> None:
+    async def _settle(self, name: str, job: JobHead) -> None:
         if self._may_send(job) or job.operation_key is None:
             return
         state = await self.operation(job)

@@ -10,9 +10,10 @@ from uuid import UUID
 
 import httpx
 
-from durable_jobs import DurableJobs, Job, JobHandle, JobOutcomeError, JobSpec, JobStatus
+from durable_jobs import DurableJobs, JobHandle, JobHead, JobOutcomeError, JobSpec, JobStatus
 from durable_jobs.contract.errors import NotResolvable, NotRetryable, StoreUnavailable
 from durable_jobs.contract.states import SETTLED
+from tests.soak.shapes import key_of
 
 T = TypeVar("T")
 
@@ -108,9 +109,9 @@ class Clients:
             except StoreUnavailable:
                 continue
 
-    async def list_jobs(self, *statuses: JobStatus) -> list[Job]:
+    async def list_jobs(self, *statuses: JobStatus) -> list[JobHead]:
         """Every job in one of these statuses, by default in any."""
-        found: list[Job] = []
+        found: list[JobHead] = []
         cursor: str | None = None
         while True:
             page = await self.jobs.service.list_jobs(statuses=statuses or None, after=cursor, limit=1000)
@@ -119,14 +120,14 @@ class Clients:
             if cursor is None:
                 return found
 
-    async def _retry(self, job: Job) -> None:
+    async def _retry(self, job: JobHead) -> None:
         try:
             await self.jobs.handle(job.id).retry(OPERATOR, "the provider is in a better mood")
             self.counts["retried"] += 1
         except (StoreUnavailable, NotRetryable):
             pass  # looked at again in the next round: it was done, if only the answer got lost
 
-    async def _resolve(self, job: Job) -> None:
+    async def _resolve(self, job: JobHead) -> None:
         handle = self.jobs.handle(job.id)
         alive = self.alive()
         state = await self.operation(job)
@@ -149,13 +150,13 @@ class Clients:
         except (StoreUnavailable, NotResolvable):
             pass
 
-    async def _sender(self, job: Job) -> int:
+    async def _sender(self, job: JobHead) -> int:
         """The process that crossed the boundary of the job's present intent."""
         attempts = (await self.answered(lambda: self.jobs.service.list_job_attempts(job.id))).items
         (sender,) = [each for each in attempts if each.operation_key == job.operation_key]
         return int(sender.worker_id.split(":")[1])
 
-    async def operation(self, job: Job) -> dict[str, Any]:
+    async def operation(self, job: JobHead) -> dict[str, Any]:
         """What the provider says of the job's operation key."""
         assert job.operation_key is not None
         response = await self.provider.get(f"/operations/{quote(job.operation_key, safe='')}")
@@ -163,11 +164,12 @@ class Clients:
         return operation
 
 
-def is_open(job: Job) -> bool:
+def is_open(job: JobHead) -> bool:
     """Whether somebody has yet to do something about this job."""
     return job.status not in SETTLED or job.follow_ups_due or (job.status is JobStatus.FAILED and to_be_retried(job))
 
 
-def to_be_retried(job: Job) -> bool:
+def to_be_retried(job: JobHead) -> bool:
     """Whether the operator will try this failed job once more: the provider itself said no to it."""
-    return job.payload["shape"] == "retried" and job.intent_number == 0 and not job.settled_by_operator
+    refused = job.idempotency_key.endswith(key_of("", "retried"))
+    return refused and job.intent_number == 0 and not job.settled_by_operator

@@ -74,6 +74,11 @@ def draw_specs(chance: random.Random, count: int) -> list[JobSpec]:
     return [_spec(chance, shape, number) for number, shape in enumerate(shapes)]
 
 
+def key_of(name: str, shape: str) -> str:
+    """An idempotency key that tells the shape: a list of jobs holds no payloads."""
+    return f"{name}~{shape}"
+
+
 def _spec(chance: random.Random, shape: Shape, number: int) -> JobSpec:
     organization, project = chance.choice(PROJECTS)
     fields: dict[str, Any] = {
@@ -81,7 +86,7 @@ def _spec(chance: random.Random, shape: Shape, number: int) -> JobSpec:
         "project": project,
         "queue": QUEUE,
         "job_type": shape.job_type,
-        "idempotency_key": f"soak-{number}",
+        "idempotency_key": key_of(f"soak-{number}", shape.name),
         "payload": {"shape": shape.name, "question": chance.choice(QUESTIONS)},
         "priority": chance.choice((-1, 0, 0, 0, 1)),
         "lease_seconds": chance.choice((3.0, 4.0, 5.0)),
