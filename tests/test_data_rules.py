@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
 from durable_jobs import DurableJobService, JobError, JobStatus
+from durable_jobs.contract import rules
 from durable_jobs.contract.digest import request_digest
 from durable_jobs.contract.errors import InvalidInput, InvalidJob, NotStorable
 from durable_jobs.contract.models import Claim
@@ -36,6 +37,42 @@ def nested(depth: int) -> Json:
 def sized(size: int) -> Json:
     """An object whose JSON text has this many bytes."""
     return {"text": "x" * (size - len('{"text":""}'))}
+
+
+class Text(str):
+    """What a product's own types are to JSON."""
+
+
+ANYTHING = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.sampled_from([0, -1, 10**MAX_DIGITS - 1, 10**MAX_DIGITS, -(10**MAX_DIGITS), 0.5, float("nan"), float("inf")])
+    | st.sampled_from(["", "é", "\x00", "\ud83d", Text("own"), Text("\x00"), b"", Decimal(1), nested(MAX_DEPTH)]),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.tuples(inner)
+        | st.dictionaries(st.sampled_from(["a", "b", "\x00", "\udc00", Text("own"), 1, None]), inner, max_size=4)
+    ),
+    max_leaves=12,
+)
+
+
+@unhurried
+@given(st.dictionaries(st.just("a"), ANYTHING))
+@example(nested(MAX_DEPTH))
+@example(nested(MAX_DEPTH + 1))
+def test_the_short_way_passes_what_the_walk_passes(value: Json) -> None:
+    """What is all right is seen level by level; whatever isn't, or might not be, the walk looks at and names."""
+    found = json_problem(value, "payload")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rules, "_surely_storable", lambda value: False)
+        assert json_problem(value, "payload") == found
+
+
+def test_what_holds_itself_is_too_deep() -> None:
+    value: Json = {}
+    value["twice"] = [value, value]
+    assert "deep" in str(json_problem(value, "payload"))
 
 
 REFUSED: dict[str, tuple[Json, str | None]] = {

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import psycopg
 import pytest
@@ -69,6 +70,43 @@ class Caller(Probe):
     async def provider_state(self, operation_key: str, job: Job) -> ProviderState[Any]:
         known = operation_key in self.provider.keys
         return ProviderState.succeeded({"sent": operation_key}) if known else ProviderState.absent()
+
+
+async def test_a_connection_that_is_not_wanted_any_more_is_made_and_closed(database_url: str) -> None:
+    """Left half open, it would hold a process of the server's for a minute, its authentication_timeout."""
+    asked, go_on, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    server = urlsplit(database_url)
+
+    async def slowly(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        answers, requests = await asyncio.open_connection(server.hostname, server.port)
+
+        async def answer() -> None:
+            while data := await answers.read(4096):
+                await go_on.wait()
+                writer.write(data)
+
+        answering = asyncio.create_task(answer())
+        while data := await reader.read(4096):
+            requests.write(data)
+            asked.set()
+        ended.set()
+        for each in (requests, writer):
+            each.close()
+        await answering
+
+    async with await asyncio.start_server(slowly, "127.0.0.1", 0) as proxy:
+        port = proxy.sockets[0].getsockname()[1]
+        database = Database(database_url.replace(f":{server.port}/", f":{port}/"))
+        checking = asyncio.create_task(database.check())
+        await asked.wait()
+        checking.cancel()
+        await asyncio.sleep(0)
+        go_on.set()
+        async with asyncio.timeout(20):
+            await ended.wait()
+        with pytest.raises(asyncio.CancelledError):
+            await checking
+        await database.close()
 
 
 Slots = Callable[[Script], contextlib.AbstractAsyncContextManager[Worker]]

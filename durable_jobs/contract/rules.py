@@ -9,7 +9,8 @@ import math
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import TypeVar
+from itertools import chain
+from typing import Any, TypeVar
 
 from pydantic import AfterValidator
 
@@ -37,6 +38,7 @@ _UNPRINTABLE = re.compile(
 )
 _RETRY_SUFFIX = re.compile(r":retry-\d{1,10}\Z")
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
+_PLAIN = frozenset({dict, list, str, int, float, bool, type(None)})
 
 
 def checked(problem_of: Callable[[T], str | None]) -> AfterValidator:
@@ -98,7 +100,7 @@ def json_problem(value: object, root: str) -> FieldProblem | None:
     """
     if not isinstance(value, dict):
         return FieldProblem(root, f"must be a JSON object, not {type(value).__name__}")
-    stack: list[tuple[object, tuple[str | int, ...]]] = [(value, (root,))]
+    stack: list[tuple[object, tuple[str | int, ...]]] = [] if _surely_storable(value) else [(value, (root,))]
     while stack:
         node, path = stack.pop()
         if (problem := _node_problem(node, len(path))) is not None:
@@ -109,6 +111,38 @@ def json_problem(value: object, root: str) -> FieldProblem | None:
             stack.extend((child, (*path, index)) for index, child in enumerate(node))
     size = len(encode_json(value).encode())
     return None if size <= MAX_JSON_BYTES else FieldProblem(root, f"must be at most {MAX_JSON_BYTES} bytes, is {size}")
+
+
+def _surely_storable(value: object) -> bool:
+    """Whether nothing in `value` is a problem; False also where only the walk can tell.
+
+    Level by level, so that the loops are the interpreter's own: the walk takes seconds for millions of small values.
+    """
+    level: list[Any] = [value]
+    for _ in range(MAX_DEPTH):
+        objects = [node for node in level if type(node) is dict]
+        arrays = [node for node in level if type(node) is list]
+        children = [*chain.from_iterable(map(dict.values, objects)), *chain.from_iterable(arrays)]
+        kinds, keys = set(map(type, children)), list(chain.from_iterable(objects))
+        if not kinds <= _PLAIN or not set(map(type, keys)) <= {str} or len(children) > MAX_JSON_BYTES // 2:
+            return False
+        if any(map(_UNSTORABLE.search, chain(keys, _of(str, children, kinds)))):
+            return False
+        if not all(map(math.isfinite, _of(float, children, kinds))):
+            return False
+        if (numbers := _of(int, children, kinds)) and not -_LARGEST < min(numbers) <= max(numbers) < _LARGEST:
+            return False
+        level = _of(dict, children, kinds) + _of(list, children, kinds)
+        if not level:
+            return True
+    return False
+
+
+def _of(kind: type, values: list[Any], kinds: set[type]) -> list[Any]:
+    """Those of `values`, whose types are `kinds`, that are exactly of this one."""
+    if kinds == {kind}:
+        return values
+    return [value for value in values if type(value) is kind] if kind in kinds else []
 
 
 def finite_problem(value: object, root: str) -> FieldProblem | None:

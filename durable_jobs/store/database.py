@@ -6,7 +6,7 @@ import random
 import socket
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from typing import Any, TypeVar, cast
+from typing import Any, Self, TypeVar, cast
 
 import psycopg
 from psycopg.rows import dict_row
@@ -83,7 +83,23 @@ def hang_up(connection: "psycopg.Connection[Any] | psycopg.AsyncConnection[Any]"
         peer.shutdown(socket.SHUT_RDWR)
 
 
-class AnsweringConnection(psycopg.AsyncConnection[Any]):
+class WholeConnection(psycopg.AsyncConnection[Any]):
+    """Made to its end also when it is not wanted any more: half open, it would hold a process of the server's until the
+    authentication_timeout, a minute, and with it whoever waits for all of these, such as DROP DATABASE."""
+
+    @classmethod
+    async def connect(cls, *arguments: Any, **named: Any) -> Self:
+        connecting = asyncio.create_task(super().connect(*arguments, **named))
+        try:
+            return await asyncio.shield(connecting)
+        except asyncio.CancelledError:
+            await asyncio.wait({connecting})
+            if not connecting.cancelled() and connecting.exception() is None:
+                await connecting.result().close()
+            raise
+
+
+class AnsweringConnection(WholeConnection):
     """Hangs up on a server that says nothing. TCP by itself notices a host that vanished, but not a pooler or a sidecar
     that stalls, whose kernel acknowledges what nobody forwards: such a connection waited for ever."""
 

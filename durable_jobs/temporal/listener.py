@@ -9,10 +9,8 @@ import hashlib
 import logging
 from collections.abc import Awaitable, Callable
 
-import psycopg
-
 from durable_jobs.contract.errors import DurableJobsError
-from durable_jobs.store.database import CONNECT_ARGS
+from durable_jobs.store.database import CONNECT_ARGS, WholeConnection
 from durable_jobs.store.migrate import conninfo
 
 logger = logging.getLogger(__name__)
@@ -44,7 +42,7 @@ class EnqueueListener:
         pause = 1.0
         while True:
             try:
-                async with await self._connected() as connection:
+                async with await WholeConnection.connect(self._conninfo, autocommit=True, **CONNECT_ARGS) as connection:
                     await connection.execute(f'LISTEN "{self._channel}"')
                     await self._launch_now()
                     pause = 1.0
@@ -56,19 +54,6 @@ class EnqueueListener:
                 logger.info("Not listening for enqueued jobs, tried again in %g s: %r", pause, error)
             await asyncio.sleep(pause)
             pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
-
-    async def _connected(self) -> psycopg.AsyncConnection:
-        """A connection, made to its end also when it is not wanted any more: half open, it would hold a backend."""
-        connecting = asyncio.create_task(
-            psycopg.AsyncConnection.connect(self._conninfo, autocommit=True, **CONNECT_ARGS)
-        )
-        try:
-            return await asyncio.shield(connecting)
-        except asyncio.CancelledError:
-            await asyncio.wait({connecting})
-            if not connecting.cancelled() and connecting.exception() is None:
-                await connecting.result().close()
-            raise
 
     async def _launch_now(self) -> None:
         try:
