@@ -24,11 +24,12 @@ ORDER = "j.priority DESC, j.scheduled_at, j.created_at, j.id"
 """The order of claims."""
 EXPIRED = "j.status IN ('claimed', 'running') AND j.lease_expires_at <= statement_timestamp()"
 
+# Payloads in the binary format, as the text of an array has each of their quotation marks escaped, in Python.
 INSERT = """
 WITH asked AS (
     SELECT * FROM unnest(
         %(id)s::uuid[], %(organization_id)s::text[], %(project_id)s::text[], %(queue)s::text[], %(job_type)s::text[],
-        %(payload)s::text[], %(idempotency_key)s::text[], %(request_digest)s::text[], %(priority)s::int[],
+        %(payload)b::text[], %(idempotency_key)s::text[], %(request_digest)s::text[], %(priority)s::int[],
         %(max_attempts)s::int[], %(backoff_base_seconds)s::float8[], %(lease_seconds)s::float8[],
         %(timeout_seconds)s::float8[], %(scheduled_at)s::timestamptz[]
     ) AS a(id, organization_id, project_id, queue, job_type, payload, idempotency_key, request_digest, priority,
