@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -22,11 +23,12 @@ from durable_jobs.dev import DATABASE_URL_VARIABLE, TEMPORAL_ADDRESS_VARIABLE, D
 from durable_jobs.hosting import run_worker
 from durable_jobs.http import app, metrics
 from durable_jobs.settings import InvalidSettings
+from durable_jobs.store import operations
 from durable_jobs.temporal.schedule import schedule_id
 from tests.conftest import Specs
 from tests.http_api import JOBS, SUBMISSION, calling, problem_of, settings_for, submit, token
 from tests.probes import eventually, outage
-from tests.support import claimed, running, sql
+from tests.support import claimed, end_in, running, sql
 from tests.sweeping import aged, escalated, uncertain
 
 REPOSITORY = Path(__file__).parent.parent
@@ -196,6 +198,70 @@ async def test_scrapes_in_quick_succession_share_one_count(
         answers = await asyncio.gather(*[client.get("/metrics") for _ in range(10)])
     assert {answer.status_code for answer in answers} == {200}
     assert counted == 1
+
+
+async def test_a_long_count_of_settled_jobs_holds_up_no_scrape(
+    database_url: str,
+    durable_jobs_stack: DevStack,
+    service: DurableJobService,
+    spec: Specs,
+    queue: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The last count is given meanwhile; and one that took long is not soon made again."""
+    monkeypatch.setattr(metrics, "FRESH_SECONDS", 0)
+    monkeypatch.setattr(metrics, "SETTLED_PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(metrics, "SETTLED_SHARE", 1e-6)
+    await service.create_job(spec())
+    await end_in(service, await claimed(service, spec()), JobStatus.COMPLETED)
+    count, begun, go_on = DurableJobService.count_settled_jobs, 0, asyncio.Event()
+
+    async def slowly(self: DurableJobService) -> Any:
+        nonlocal begun
+        begun += 1
+        await go_on.wait()
+        return await count(self)
+
+    monkeypatch.setattr(DurableJobService, "count_settled_jobs", slowly)
+    async with calling(settings_for(database_url, durable_jobs_stack)) as client:
+
+        async def jobs() -> dict[str, float]:
+            found = samples((await client.get("/metrics")).text)
+            return {key[-1]: value for key, value in found.items() if key[0] == "jobs"}
+
+        assert await jobs() == await jobs() == {"queued": 1}
+        go_on.set()
+
+        async def counted() -> bool:
+            return await jobs() == {"queued": 1, "completed": 1}
+
+        await eventually(counted, "the count")
+        assert await counted()
+    assert begun == 1
+
+
+async def test_what_is_open_is_counted_by_its_indexes(service: DurableJobService, spec: Specs) -> None:
+    """However many jobs have settled."""
+    await service.create_jobs([spec() for _ in range(3000)])
+    cancelled = "UPDATE durable_jobs.jobs SET status = 'cancelled', finished_at = now(), launch_check_at = NULL"
+    await sql(service, cancelled)
+    await service.create_job(spec())
+    await sql(service, "ANALYZE durable_jobs.jobs")
+    for statement in (operations.QUEUES, operations.OPEN_COUNTS, operations.AGES):
+        explain = f"EXPLAIN (FORMAT JSON) {statement.replace('{s}', 'durable_jobs')}"
+        (row,) = await sql(service, explain, organization="", stale_seconds=60)
+        scans = list(nodes(row["QUERY PLAN"][0]["Plan"]))
+        assert ("Seq Scan", "jobs") not in {(node["Node Type"], node.get("Relation Name")) for node in scans}
+        used = {node["Index Name"] for node in scans if node.get("Index Name", "").startswith("jobs_")}
+        assert used <= {"jobs_claim", "jobs_active", "jobs_unresolved", "jobs_escalated"}
+    await sql(service, "DELETE FROM durable_jobs.jobs")  # their trails are empty
+
+
+def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The node of a plan, and those below it."""
+    yield plan
+    for each in plan.get("Plans", ()):
+        yield from nodes(each)
 
 
 async def test_a_worker_beside_the_api(

@@ -1,6 +1,7 @@
 """Prometheus metrics, read from Postgres at each scrape: they are the same from whichever process is asked."""
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -11,11 +12,18 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
+from durable_jobs.contract.errors import DurableJobsError
 from durable_jobs.contract.workers import QueueOverview, WorkerRecord, WorkerState
 from durable_jobs.http.state import Api
 
+logger = logging.getLogger(__name__)
+
 FRESH_SECONDS = 5.0
-"""Counting every job is work for Postgres: scrapes within this time share one count."""
+"""Counting is work for Postgres: scrapes within this time share one count."""
+SETTLED_SHARE = 0.02
+"""Of the time, so much at most is spent on counting settled jobs: all that ever ran, in a table that may be large."""
+SETTLED_PATIENCE_SECONDS = 2.0
+"""How long a scrape waits for that count before it gives the last one. Prometheus gives a scrape ten by default."""
 
 _QUEUE = ("queue", "job_type")
 
@@ -27,25 +35,44 @@ class Scrape:
         self._lock = asyncio.Lock()
         self._read_at = float("-inf")
         self._registry = CollectorRegistry()
+        self._settled: list[dict[str, Any]] = []
+        self._count_at = float("-inf")
+        self._counting: asyncio.Task[None] | None = None
 
     async def response(self, api: Api, accept: str) -> Response:
         """Raises `StoreUnavailable`."""
         clock = asyncio.get_running_loop().time
         async with self._lock:
             if clock() - self._read_at > FRESH_SECONDS:
-                self._registry = await _read(api)
+                if self._counting is None and clock() >= self._count_at:
+                    self._counting = asyncio.create_task(self._count(api))
+                if self._counting is not None:
+                    await asyncio.wait({self._counting}, timeout=SETTLED_PATIENCE_SECONDS)
+                self._registry = await _read(api, self._settled)
                 self._read_at = clock()
         encode, content_type = choose_encoder(accept)
         return Response(encode(self._registry), headers={"Content-Type": content_type})
 
+    async def _count(self, api: Api) -> None:
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        try:
+            self._settled = await api.service.count_settled_jobs()
+        except DurableJobsError as error:
+            logger.warning("Settled jobs were not counted, the last count stands: %s", error)
+        finally:
+            self._count_at = clock() + (clock() - began) / SETTLED_SHARE
+            self._counting = None
 
-async def _read(api: Api) -> CollectorRegistry:
+
+async def _read(api: Api, settled: list[dict[str, Any]]) -> CollectorRegistry:
     stale_seconds = api.settings.worker_stale_seconds
     counts = await api.service.metrics()
     queues = await api.service.list_queues(stale_seconds=stale_seconds)
     workers = await api.service.list_workers()
     registry = CollectorRegistry(auto_describe=False)
     up = _gauge("up", "1: Postgres answered.", (), [((), 1.0)])
+    counts["jobs"] += settled
     families = [up, *_jobs(counts), *_counters(counts["counters"]), *_queues(queues), *_workers(workers, stale_seconds)]
     registry.register(_Families(families))
     return registry

@@ -47,18 +47,22 @@ class Operations(ServicePart):
         return [QueuePause.model_validate(row) for row in rows]
 
     async def metrics(self) -> dict[str, list[dict[str, Any]]]:
-        """Counts for monitoring: jobs by queue, type and status; ages; events of the last five minutes by name; and
-        what workers have counted."""
+        """Counts for monitoring: jobs that aren't settled by queue, type and status; ages; events of the last five
+        minutes by name; and what workers have counted."""
 
         async def work(connection: AsyncConnection) -> dict[str, list[dict[str, Any]]]:
             return {
-                "jobs": await self._operations.rows(connection, operations.COUNTS),
+                "jobs": await self._operations.rows(connection, operations.OPEN_COUNTS, {"organization": ""}),
                 "ages": await self._operations.rows(connection, operations.AGES),
                 "events": await self._operations.rows(connection, operations.EVENT_COUNTS),
                 "counters": await self._operations.rows(connection, registry.COUNTERS),
             }
 
         return await self.database.run(work, control=True)
+
+    async def count_settled_jobs(self) -> list[dict[str, Any]]:
+        """Settled jobs by queue, type and status: reads the whole table, which takes long where it is large."""
+        return await self.database.run(lambda own: self._operations.rows(own, operations.SETTLED_COUNTS), control=True)
 
     async def database_clock(self) -> datetime:
         """The database's clock, now: what every time of a row is judged by."""

@@ -27,9 +27,15 @@ REVOKE_TOKEN = """
 UPDATE {s}.api_tokens SET revoked_at = COALESCE(revoked_at, clock_timestamp()) WHERE id = %(id)s
 """
 
-QUEUES = """
+# A selection for each partial index of open jobs: one over all of their statuses would read the whole table.
+_OPEN = " UNION ALL ".join(
+    f"""SELECT queue, job_type, status, scheduled_at, escalated_at FROM {{s}}.jobs
+    WHERE status {statuses} AND (%(organization)s = '' OR organization_id = %(organization)s)"""
+    for statuses in ("= 'queued'", "IN ('claimed', 'running')", "IN ('indeterminate', 'timed_out')")
+)
+QUEUES = f"""
 SELECT c.*, w.live_workers, EXISTS (
-    SELECT FROM {s}.queue_controls q WHERE q.queue = c.queue AND q.job_type IN ('', c.job_type)
+    SELECT FROM {{s}}.queue_controls q WHERE q.queue = c.queue AND q.job_type IN ('', c.job_type)
         AND q.organization_id IN ('', %(organization)s)) AS paused
 FROM (
     SELECT j.queue, j.job_type, count(*) FILTER (WHERE j.status = 'queued') AS queued,
@@ -40,12 +46,9 @@ FROM (
         extract(epoch FROM statement_timestamp() - min(j.scheduled_at)
             FILTER (WHERE j.status = 'queued' AND j.scheduled_at <= statement_timestamp()))::float8
             AS oldest_due_seconds
-    FROM {s}.jobs j
-    WHERE j.status IN ('queued', 'claimed', 'running', 'indeterminate', 'timed_out')
-        AND (%(organization)s = '' OR j.organization_id = %(organization)s)
-    GROUP BY j.queue, j.job_type
+    FROM ({_OPEN}) j GROUP BY j.queue, j.job_type
 ) c CROSS JOIN LATERAL (
-    SELECT count(*) AS live_workers FROM {s}.workers w
+    SELECT count(*) AS live_workers FROM {{s}}.workers w
     WHERE w.queue = c.queue AND c.job_type = ANY(w.job_types) AND w.stopped_at IS NULL
         AND w.heartbeat_at > statement_timestamp() - make_interval(secs => %(stale_seconds)s)
         AND (%(organization)s = '' OR w.organizations IS NULL OR %(organization)s = ANY(w.organizations))
@@ -58,7 +61,11 @@ FROM {s}.queue_controls WHERE %(queue)s::text IS NULL OR queue = %(queue)s
 ORDER BY queue, queue_controls.job_type, organization_id
 """
 
-COUNTS = "SELECT queue, job_type, status, count(*) AS jobs FROM {s}.jobs GROUP BY 1, 2, 3"
+OPEN_COUNTS = f"SELECT queue, job_type, status, count(*) AS jobs FROM ({_OPEN}) j GROUP BY 1, 2, 3"
+SETTLED_COUNTS = """
+SELECT queue, job_type, status, count(*) AS jobs FROM {s}.jobs
+WHERE status NOT IN ('queued', 'claimed', 'running', 'indeterminate', 'timed_out') GROUP BY 1, 2, 3
+"""
 AGES = """
 SELECT queue, job_type,
     extract(epoch FROM statement_timestamp() - min(finished_at)
