@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime
-from itertools import chain
+from itertools import chain, islice
 from typing import Any, TypeVar
 
 from pydantic import AfterValidator
@@ -122,11 +122,15 @@ def _surely_storable(value: object) -> bool:
     for _ in range(MAX_DEPTH):
         objects = [node for node in level if type(node) is dict]
         arrays = [node for node in level if type(node) is list]
-        children = [*chain.from_iterable(map(dict.values, objects)), *chain.from_iterable(arrays)]
-        kinds, keys = set(map(type, children)), list(chain.from_iterable(objects))
-        if not kinds <= _PLAIN or not set(map(type, keys)) <= {str} or len(children) > MAX_JSON_BYTES // 2:
+        values = chain(chain.from_iterable(map(dict.values, objects)), chain.from_iterable(arrays))
+        children = list(islice(values, MAX_JSON_BYTES // 2 + 1))
+        if len(children) > MAX_JSON_BYTES // 2:  # more than there is room for, as where a list holds itself
             return False
-        if any(map(_UNSTORABLE.search, chain(keys, _of(str, children, kinds)))):
+        kinds, keys = set(map(type, children)), list(chain.from_iterable(objects))
+        if not kinds <= _PLAIN or not set(map(type, keys)) <= {str}:
+            return False
+        texts = keys + _of(str, children, kinds)
+        if any(map(_UNSTORABLE.search, texts)) or max(map(len, texts), default=0) > MAX_JSON_BYTES:
             return False
         if not all(map(math.isfinite, _of(float, children, kinds))):
             return False
