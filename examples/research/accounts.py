@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from uuid import UUID
 
-from durable_jobs.contract.models import Job
+from durable_jobs.contract.models import JobHead
 from durable_jobs.contract.states import JobStatus
 from examples.research.plan import Ending, Question
 
 
-def was_reconciled(job: Job) -> bool:
+def was_reconciled(job: JobHead) -> bool:
     """Whether the sweep settled the job, by the provider's word."""
     return job.reconciliation is not None and job.reconciliation["by"] == "provider"
 
@@ -21,7 +21,7 @@ class Accounts:
     """The end of one run."""
 
     submitted: Mapping[UUID, Question]
-    jobs: Mapping[UUID, Job]
+    jobs: Mapping[UUID, JobHead]
     """As the table has them at the end."""
     calls: Mapping[str, int]
     """How often the provider accepted each operation key."""
@@ -44,7 +44,7 @@ class Accounts:
         return list((marked | dict(self.calls)).values())
 
     @property
-    def survivor(self) -> Job | None:
+    def survivor(self) -> JobHead | None:
         """A job that was in flight at the kill, and that the sweep found completed."""
         return next(
             (
@@ -95,10 +95,10 @@ class Accounts:
         found = [job.id for job in self.jobs.values() if job.status.is_settled or job.status is JobStatus.INDETERMINATE]
         return len(self.submitted.keys() - set(found))
 
-    def _ending(self, job: Job) -> str:
+    def _ending(self, job: JobHead) -> str:
         return Ending.ESCALATED if job.id in self.escalated else job.status
 
-    def _as_planned(self, job: Job) -> bool:
+    def _as_planned(self, job: JobHead) -> bool:
         if not job.status.is_settled:
             return False
         if job.id in self.escalated and not self.calls.get(job.operation_key or ""):

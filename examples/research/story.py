@@ -12,7 +12,7 @@ import httpx
 from rich.markup import escape
 from temporalio.client import Client, WorkflowFailureError
 
-from durable_jobs import DurableJobs, Job, JobStatus
+from durable_jobs import DurableJobs, JobHead, JobStatus
 from durable_jobs.contract.states import ACTIVE
 from examples.research.accounts import Accounts, was_reconciled
 from examples.research.handler import ResearchReport
@@ -125,7 +125,7 @@ class Story:
             if submission.done() and settled + sum(map(_escalated, jobs)) == len(submission.result()):
                 return
 
-    def report(self, jobs: list[Job], pending: int) -> None:
+    def report(self, jobs: list[JobHead], pending: int) -> None:
         """Shows where things stand."""
         before, self.reconciled = self.reconciled, sum(map(was_reconciled, jobs))
         if self.reconciled > before:
@@ -150,11 +150,11 @@ class Story:
         self.screen.say(f"[bold red]worker {worker.pid} killed with SIGKILL[/], {len(self.caught)} calls in flight")
         return await self.start_worker()
 
-    async def decide(self, job: Job) -> None:
+    async def decide(self, job: JobHead) -> None:
         """What an operator does about a job that nobody can account for: looks, decides, and says on what grounds."""
         handle = self.jobs.handle(job.id)
         self.screen.say("a job stands before the operator")
-        self.screen.trail(job, await handle.events())
+        self.screen.trail(await handle.job(), await handle.events())
         path = f"/operations/{job.operation_key}"
         answer = (await self.provider.get(path)).json()
         finding = "accepted once, but its report is lost" if answer["sends"] else "its sender died before it arrived"
@@ -180,9 +180,9 @@ class Story:
             wait.result()
         return [waits[wait] for wait in late]
 
-    async def all_jobs(self) -> list[Job]:
+    async def all_jobs(self) -> list[JobHead]:
         """The jobs of this run, as the table has them."""
-        found: list[Job] = []
+        found: list[JobHead] = []
         after: str | None = None
         while True:
             page = await self.jobs.service.list_jobs(
@@ -201,14 +201,14 @@ class Story:
     async def show(self, accounts: Accounts) -> None:
         """The tables, one answer, and the trail of a job that lived through the kill."""
         self.screen.results(accounts.statuses, accounts.sends)
-        survivor = accounts.survivor
-        if survivor is None:
+        if accounts.survivor is None:
             return
+        survivor = await self.jobs.service.get_job(accounts.survivor.id)
         report = ResearchReport.model_validate(survivor.result)
         self.screen.say("a call was in flight when its worker was killed; the sweep found what became of it")
         self.screen.trail(survivor, await self.jobs.handle(survivor.id).events())
         self.screen.say(f"[bold]{escape(survivor.payload['question'])}[/] {escape(report.answer)}")
 
 
-def _escalated(job: Job) -> bool:
+def _escalated(job: JobHead) -> bool:
     return job.escalated_at is not None
