@@ -37,7 +37,7 @@ def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> Generator[None, py
     """A test that ran out of its time says what each of its tasks was waiting for."""
     report = yield
     if call.excinfo is not None and "Timeout" in str(call.excinfo.value):
-        for task in [found for found in gc.get_objects() if isinstance(found, asyncio.Task) and not found.done()]:
+        for task in [found for found in gc.get_objects() if issubclass(type(found), asyncio.Task) and not found.done()]:
             frames = [f"{frame.f_code.co_filename}:{frame.f_lineno}" for frame in task.get_stack()]
             report.sections.append((f"task {task.get_name()}", "\n".join([repr(task.get_coro()), *frames])))
     return report

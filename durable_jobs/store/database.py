@@ -6,7 +6,7 @@ import random
 import socket
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from typing import Any, Self, TypeVar, cast
+from typing import Any, ClassVar, Self, TypeVar, cast
 
 import psycopg
 from psycopg.rows import dict_row
@@ -84,8 +84,11 @@ def hang_up(connection: "psycopg.Connection[Any] | psycopg.AsyncConnection[Any]"
 
 
 class WholeConnection(psycopg.AsyncConnection[Any]):
-    """Made to its end also when it is not wanted any more: half open, it would hold a process of the server's until the
-    authentication_timeout, a minute, and with it whoever waits for all of these, such as DROP DATABASE."""
+    """Made to its end, behind the back of whoever doesn't want it any more, and closed: half open, it would hold a
+    process of the server's until the authentication_timeout, a minute, and with it whoever waits for all of these, such
+    as DROP DATABASE."""
+
+    _unwanted: ClassVar[set["asyncio.Task[Any]"]] = set()
 
     @classmethod
     async def connect(cls, *arguments: Any, **named: Any) -> Self:
@@ -93,10 +96,22 @@ class WholeConnection(psycopg.AsyncConnection[Any]):
         try:
             return await asyncio.shield(connecting)
         except asyncio.CancelledError:
-            await asyncio.wait({connecting})
-            if not connecting.cancelled() and connecting.exception() is None:
-                await connecting.result().close()
+            cls._unwanted.add(connecting)
+            connecting.add_done_callback(cls._hang_up)
             raise
+
+    @classmethod
+    def _hang_up(cls, connecting: "asyncio.Task[Self]") -> None:
+        cls._unwanted.discard(connecting)
+        if not connecting.cancelled() and connecting.exception() is None:
+            connecting.result().pgconn.finish()
+
+    @classmethod
+    async def none_unwanted(cls) -> None:
+        """Returns once this loop makes no connection that nobody wants."""
+        loop = asyncio.get_running_loop()
+        if unwanted := {each for each in cls._unwanted if each.get_loop() is loop}:
+            await asyncio.wait(unwanted)
 
 
 class AnsweringConnection(WholeConnection):
@@ -213,6 +228,7 @@ class Database:
     async def close(self) -> None:
         await self._jobs.dispose()
         await self._control.dispose()
+        await WholeConnection.none_unwanted()
 
 
 async def fetch(
