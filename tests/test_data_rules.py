@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from decimal import Decimal
 from typing import Any
@@ -61,12 +62,18 @@ ANYTHING = st.recursive(
 @given(st.dictionaries(st.just("a"), ANYTHING))
 @example(nested(MAX_DEPTH))
 @example(nested(MAX_DEPTH + 1))
+@example(OrderedDict(a="\x00"))
+@example({"a": OrderedDict(a=10**MAX_DIGITS)})
 def test_the_short_way_passes_what_the_walk_passes(value: Json) -> None:
     """What is all right is seen level by level; whatever isn't, or might not be, the walk looks at and names."""
     found = json_problem(value, "payload")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rules, "_surely_storable", lambda value: False)
         assert json_problem(value, "payload") == found
+
+
+def test_an_object_of_another_type_is_looked_at_as_well() -> None:
+    assert json_problem(OrderedDict(a=float("nan")), "result") is not None
 
 
 def test_what_holds_itself_is_too_deep() -> None:

@@ -39,7 +39,10 @@ def list_(
     after: Annotated[str | None, typer.Option(help="The cursor that the page before printed.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List jobs in their order of creation. A `!` marks those that stand before an operator."""
+    """List jobs in their order of creation. A `!` marks those that stand before an operator.
+
+    As JSON without payloads and results, which `show` has.
+    """
     page = with_jobs(
         as_json,
         lambda jobs: jobs.service.list_jobs(

@@ -118,7 +118,9 @@ def _surely_storable(value: object) -> bool:
 
     Level by level, so that the loops are the interpreter's own: the walk takes seconds for millions of small values.
     """
-    level: list[Any] = [value]
+    level: list[Any] = [value] if type(value) is dict else []
+    if not level:
+        return False
     for _ in range(MAX_DEPTH):
         objects = [node for node in level if type(node) is dict]
         arrays = [node for node in level if type(node) is list]

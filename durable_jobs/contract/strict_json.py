@@ -13,7 +13,7 @@ from typing import Any
 from durable_jobs.contract.errors import FieldProblem, InvalidInput, field_path
 from durable_jobs.contract.rules import MAX_DEPTH, MAX_DIGITS
 
-_LONG_NUMBER = re.compile(rf"[0-9]{{{MAX_DIGITS + 1}}}")
+_LONG_NUMBER = re.compile(rf"(?<![0-9])[0-9]{{{MAX_DIGITS + 1}}}")
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*+"|[][{}:]')
 
 

@@ -22,6 +22,8 @@ FRESH_SECONDS = 5.0
 """Counting is work for Postgres: scrapes within this time share one count."""
 SETTLED_SHARE = 0.02
 """Of the time, so much at most is spent on counting settled jobs: all that ever ran, in a table that may be large."""
+RECOUNT_SECONDS = 30.0
+"""After a count that failed."""
 SETTLED_PATIENCE_SECONDS = 2.0
 """How long a scrape waits for that count before it gives the last one. Prometheus gives a scrape ten by default."""
 
@@ -58,10 +60,11 @@ class Scrape:
         began = clock()
         try:
             self._settled = await api.service.count_settled_jobs()
+            self._count_at = clock() + (clock() - began) / SETTLED_SHARE
         except DurableJobsError as error:
             logger.warning("Settled jobs were not counted, the last count stands: %s", error)
+            self._count_at = clock() + RECOUNT_SECONDS
         finally:
-            self._count_at = clock() + (clock() - began) / SETTLED_SHARE
             self._counting = None
 
 
