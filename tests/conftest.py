@@ -32,11 +32,15 @@ def pytest_testnodedown(node: object, error: object | None) -> None:
         pytest.exit(f"{node} died: {error}", returncode=pytest.ExitCode.INTERRUPTED)
 
 
+def out_of_time(call: pytest.CallInfo[None]) -> bool:
+    return call.excinfo is not None and "Timeout" in str(call.excinfo.value)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """A test that ran out of its time says what each of its tasks was waiting for."""
     report = yield
-    if call.excinfo is not None and "Timeout" in str(call.excinfo.value):
+    if out_of_time(call):
         for task in [found for found in gc.get_objects() if issubclass(type(found), asyncio.Task) and not found.done()]:
             frames = [f"{frame.f_code.co_filename}:{frame.f_lineno}" for frame in task.get_stack()]
             report.sections.append((f"task {task.get_name()}", "\n".join([repr(task.get_coro()), *frames])))
@@ -46,7 +50,7 @@ def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> Generator[None, py
 @pytest.hookimpl(trylast=True)
 def pytest_exception_interact(call: pytest.CallInfo[None]) -> None:
     """One that ran out of its time and then can't be torn down either ends its process."""
-    if call.excinfo is not None and "Timeout" in str(call.excinfo.value):
+    if out_of_time(call):
         faulthandler.dump_traceback_later(120, exit=True, file=sys.__stderr__)
 
 

@@ -205,7 +205,6 @@ async def test_a_long_count_of_settled_jobs_holds_up_no_scrape(
     durable_jobs_stack: DevStack,
     service: DurableJobService,
     spec: Specs,
-    queue: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The last count is given meanwhile; and one that took long is not soon made again."""

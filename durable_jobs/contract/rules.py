@@ -118,12 +118,11 @@ def _surely_storable(value: object) -> bool:
 
     Level by level, so that the loops are the interpreter's own: the walk takes seconds for millions of small values.
     """
-    level: list[Any] = [value] if type(value) is dict else []
-    if not level:
+    if type(value) is not dict:
         return False
+    objects: list[Any] = [value]
+    arrays: list[Any] = []
     for _ in range(MAX_DEPTH):
-        objects = [node for node in level if type(node) is dict]
-        arrays = [node for node in level if type(node) is list]
         values = chain(chain.from_iterable(map(dict.values, objects)), chain.from_iterable(arrays))
         children = list(islice(values, MAX_JSON_BYTES // 2 + 1))
         if len(children) > MAX_JSON_BYTES // 2:  # more than there is room for, as where a list holds itself
@@ -138,8 +137,8 @@ def _surely_storable(value: object) -> bool:
             return False
         if (numbers := _of(int, children, kinds)) and not -_LARGEST < min(numbers) <= max(numbers) < _LARGEST:
             return False
-        level = _of(dict, children, kinds) + _of(list, children, kinds)
-        if not level:
+        objects, arrays = _of(dict, children, kinds), _of(list, children, kinds)
+        if not objects and not arrays:
             return True
     return False
 

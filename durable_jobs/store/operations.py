@@ -27,11 +27,13 @@ REVOKE_TOKEN = """
 UPDATE {s}.api_tokens SET revoked_at = COALESCE(revoked_at, clock_timestamp()) WHERE id = %(id)s
 """
 
-# A selection for each partial index of open jobs: one over all of their statuses would read the whole table.
+# The conditions of the partial indexes of open jobs; every other job has settled.
+_INDEXED = ("status = 'queued'", "status IN ('claimed', 'running')", "status IN ('indeterminate', 'timed_out')")
+# A selection for each of these indexes: one over all of their statuses would read the whole table.
 _OPEN = " UNION ALL ".join(
     f"""SELECT queue, job_type, status, scheduled_at, escalated_at FROM {{s}}.jobs
-    WHERE status {statuses} AND (%(organization)s = '' OR organization_id = %(organization)s)"""
-    for statuses in ("= 'queued'", "IN ('claimed', 'running')", "IN ('indeterminate', 'timed_out')")
+    WHERE {condition} AND (%(organization)s = '' OR organization_id = %(organization)s)"""
+    for condition in _INDEXED
 )
 QUEUES = f"""
 SELECT c.*, w.live_workers, EXISTS (
@@ -62,9 +64,9 @@ ORDER BY queue, queue_controls.job_type, organization_id
 """
 
 OPEN_COUNTS = f"SELECT queue, job_type, status, count(*) AS jobs FROM ({_OPEN}) j GROUP BY 1, 2, 3"
-SETTLED_COUNTS = """
-SELECT queue, job_type, status, count(*) AS jobs FROM {s}.jobs
-WHERE status NOT IN ('queued', 'claimed', 'running', 'indeterminate', 'timed_out') GROUP BY 1, 2, 3
+SETTLED_COUNTS = f"""
+SELECT queue, job_type, status, count(*) AS jobs FROM {{s}}.jobs
+WHERE NOT ({" OR ".join(_INDEXED)}) GROUP BY 1, 2, 3
 """
 AGES = """
 SELECT queue, job_type,
